@@ -1,0 +1,66 @@
+"""The figures of an answer as text: one line, and acceptance by position as bars."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_BAR = 30
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_FINISH = {"length": "cut at max_tokens", "cancelled": "stopped"}
+
+
+def figures_line(stats: Mapping[str, Any], finish_reason: str | None) -> str:
+    """One line: tokens and speed of the answer, of the prompt, and how it was decoded."""
+    parts = [
+        f"{stats['generation_tokens']} tokens at {stats['generation_tps']:.1f}/s",
+        f"{stats['tokens_per_cycle']:.2f} per cycle",
+        f"prompt {stats['prompt_tokens']} ({stats['cached_tokens']} kept) at {stats['prompt_tps']:.0f}/s",
+        _engine(stats),
+        _FINISH.get(finish_reason or "", ""),
+        stats["alarm"] or "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def stats_lines(stats: Mapping[str, Any]) -> list[str]:
+    """All figures of an answer, one a line, then a bar for each drafted position."""
+    prompt = f"{stats['prompt_tokens']} tokens, {stats['cached_tokens']} of them kept in the caches"
+    answer = f"{stats['generation_tokens']} tokens in {stats['cycles']} cycles"
+    block = f"block size {stats['block_size']}, drafter weights {stats['draft_quant']}"
+    lines = [
+        f"prompt      {prompt}, {stats['prompt_tps']:.1f}/s",
+        f"answer      {answer}, {stats['generation_tps']:.1f}/s",
+        f"accepted    {stats['accepted_tokens']} drafts, {stats['tokens_per_cycle']:.2f} tokens per cycle",
+        f"engine      {_engine(stats)}, {block}",
+        f"memory      {stats['peak_memory_gb']:.2f} GB at the most",
+    ]
+    if stats["alarm"]:
+        lines.append(f"warning     {stats['alarm']}")
+    return lines + acceptance_bars(stats["acceptance_by_position"])
+
+
+def acceptance_bars(shares: Sequence[float]) -> list[str]:
+    """A bar for each drafted position: in which share of the cycles its draft was accepted."""
+    if not shares:
+        return []
+    return [
+        "acceptance by position",
+        *(f"{n:>4} {_bar(share)} {share:4.0%}" for n, share in enumerate(shares, 1)),
+    ]
+
+
+def _bar(share: float) -> str:
+    eighths = round(min(max(share, 0.0), 1.0) * _BAR * 8)
+    bar = "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+    return bar.ljust(_BAR, "·")
+
+
+def _engine(stats: Mapping[str, Any]) -> str:
+    mode = (
+        ""
+        if stats["verify_mode"] == "dflash" or stats["engine"] == "plain"
+        else f", verify {stats['verify_mode']}"
+    )
+    reason = f" (no drafter: {stats['fallback_reason']})" if stats["fallback_reason"] else ""
+    return f"{stats['engine']}{mode}{reason}"

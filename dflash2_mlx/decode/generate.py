@@ -1,0 +1,149 @@
+"""Token ids in, steps of token ids out: reuse, prefill, then cycles or single steps. It knows no text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..errors import DecodeError
+from ..target.adapter import Target
+from .cycle import Cycle, Keys, Launched, Outcome, Proposer, not_finite
+from .logprobs import TokenLogprobs
+from .plain import PlainDecoder
+from .prefill import prefill
+from .request import Request
+from .state import DecodeState
+from .stats import Stats
+
+
+@dataclass(frozen=True)
+class TokenStep:
+    """Newly emitted ids: of one cycle (up to block_size) or one plain step.
+
+    `accepted` of them were drafts. `finish_reason` is None until exactly one last step says "stop" (end token or stop
+    string), "length" or "cancelled". `stats` is live.
+    """
+
+    tokens: list[int]
+    accepted: int
+    finish_reason: str | None
+    logprobs: list[TokenLogprobs] | None
+    stats: Stats
+
+
+def generate_tokens(
+    target: Target, proposer: Proposer | None, request: Request, state: DecodeState, stats: Stats
+) -> Iterator[TokenStep]:
+    """Run one request. `state` is left at the emitted tokens whenever the iterator ends or is closed, in any thread.
+
+    Raises DecodeError when a row of the target is not finite; the tokens before it have been given.
+    """
+    stats.start_prompt()
+    stats.prompt_tokens = len(request.prompt)
+    stats.cached_tokens = state.reuse(request.prompt)
+    if not prefill(target, state, request):
+        stats.start_generation()
+        yield TokenStep([], 0, "cancelled", None, stats)
+        return
+    run = _Run(target, request, state, stats)
+    first = run.first()
+    if proposer is None or request.block_size == 1:
+        yield from run.plain(first)
+    else:
+        yield from run.speculative(first, proposer)
+
+
+class _Run:
+    """One request after its prefill."""
+
+    def __init__(self, target: Target, request: Request, state: DecodeState, stats: Stats) -> None:
+        self.request, self.state, self.stats, self.target = request, state, stats, target
+        self.keys = Keys(request.seed)
+        self.decoder = PlainDecoder(target, state, request, self.keys)
+        self.left = request.max_tokens
+
+    def first(self) -> TokenStep:
+        """Feed the last prompt token and read the first answer token."""
+        last = self.request.prompt[-1]
+        with self.state.changing():
+            step = self.decoder.launch(mx.array([last]))
+            self.state.tokens.append(last)
+            token, logprobs = self.decoder.read(step)
+        self.request.progress(len(self.request.prompt), len(self.request.prompt))
+        self.stats.start_generation()
+        return self._emit([token], 0, logprobs)
+
+    def plain(self, step: TokenStep) -> Iterator[TokenStep]:
+        """Single steps; at each yield the caches hold every emitted token but a last one that ended it."""
+        if step.finish_reason:
+            yield step
+            return
+        with self.state.changing():
+            launched = self.decoder.launch(mx.array(step.tokens))
+            self.state.tokens += step.tokens
+        while True:
+            yield step
+            if self.request.cancelled():
+                yield self._cancelled()
+                return
+            with self.state.changing():
+                following = self.decoder.launch(launched.token) if self.left > 1 else None
+                token, logprobs = self.decoder.read(launched)
+                if following is not None:
+                    self.state.tokens.append(token)
+            step = self._emit([token], 0, logprobs)
+            if step.finish_reason or following is None:
+                yield step
+                return
+            launched = following
+
+    def speculative(self, step: TokenStep, proposer: Proposer) -> Iterator[TokenStep]:
+        """Cycles; each is launched before the tokens of the one before are handed out."""
+        cycle = Cycle(self.target, proposer, self.state, self.request, self.keys)
+        pending: Launched | None = None
+        try:
+            while step.finish_reason is None:
+                anchor = step.tokens[-1]
+                pending = cycle.launch(anchor)
+                yield step
+                if self.request.cancelled():
+                    break
+                outcome = cycle.collect(pending)
+                launched, pending = pending, None
+                step = self._settle(cycle, launched, anchor, outcome)
+                if outcome.failed and step.finish_reason is None:
+                    yield step
+                    raise DecodeError(not_finite(len(self.state.tokens)))
+        finally:
+            if pending is not None:
+                pending.transaction.abort()
+        yield step if step.finish_reason else self._cancelled()
+
+    def _settle(self, cycle: Cycle, launched: Launched, anchor: int, outcome: Outcome) -> TokenStep:
+        """Count, cut and commit what a cycle gave."""
+        self.stats.count_cycle(outcome.accepted, self.request.block_size - 1, dropped=outcome.dropped)
+        step = self._emit(outcome.tokens, outcome.accepted, outcome.logprobs)
+        cycle.commit(launched, anchor, step.tokens)
+        return step
+
+    def _emit(self, tokens: list[int], accepted: int, logprobs: list[TokenLogprobs] | None) -> TokenStep:
+        """Cut at the earliest of end token, stop string and limit; an end or stop at the limit counts as "stop"."""
+        reason = None
+        keep = next((i + 1 for i, token in enumerate(tokens) if token in self.request.eos_token_ids), None)
+        if keep is not None:
+            reason = "stop"
+        limit = min(self.left, len(tokens) if keep is None else keep)
+        cut = self.request.cut(tokens[:limit])
+        if cut is not None:
+            keep, reason = cut, "stop"
+        elif keep is None or keep > self.left:
+            keep = limit
+            reason = "length" if limit == self.left else None
+        self.left -= keep
+        self.stats.count_tokens(keep)
+        return TokenStep(tokens[:keep], min(accepted, keep), reason, logprobs and logprobs[:keep], self.stats)
+
+    def _cancelled(self) -> TokenStep:
+        return TokenStep([], 0, "cancelled", None, self.stats)

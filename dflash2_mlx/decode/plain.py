@@ -1,0 +1,70 @@
+"""Plain decoding, double-buffered as mlx-lm's: step n + 1 is launched before token n is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ..errors import DecodeError
+from ..target.adapter import Target
+from .cycle import Keys, not_finite
+from .laws import history_rows, log_probabilities
+from .logprobs import RowLogprobs, TokenLogprobs
+from .request import Request
+from .state import DecodeState
+
+
+@dataclass(frozen=True)
+class Step:
+    """A token on its way: int32 [token, finite] on the device."""
+
+    outcome: mx.array
+    logprobs: RowLogprobs | None
+
+    @property
+    def token(self) -> mx.array:
+        return self.outcome[:1]
+
+
+class PlainDecoder:
+    """Single steps of one request. The drafter's context, where there is one, is kept up without work a step."""
+
+    def __init__(self, target: Target, state: DecodeState, request: Request, keys: Keys) -> None:
+        self.target, self.state, self.request, self.keys = target, state, request, keys
+
+    def launch(self, token: mx.array) -> Step:
+        """Feed `token` (1,), which follows the state's tokens, and sample the next; waits for nothing.
+
+        The caches hold the token from now on: the caller adds it to `state.tokens` once it knows it.
+        """
+        state = self.state
+        if state.context is None:
+            logits = self.target(token[None], state.caches)
+        else:
+            logits, taps = self.target.with_taps(token[None], state.caches)
+            state.context.defer(taps, len(state.tokens))
+        step = self._choose(logits[0], token)
+        mx.async_eval(step.outcome, *(step.logprobs.arrays() if step.logprobs else []))
+        return step
+
+    def _choose(self, logits: mx.array, token: mx.array) -> Step:
+        law = self.request.law
+        finite = mx.isfinite(logits.max(axis=-1))
+        size = law.history_size
+        logits = law.adjust(logits, history_rows(self.state.tokens, size, token)[1:] if size else None)
+        if law.deterministic:
+            choice = mx.argmax(logits, axis=-1)
+        else:
+            (key,) = self.keys.take(1)
+            choice = mx.random.categorical(law.log_law(log_probabilities(logits)), key=key)
+        alternatives = self.request.logprobs
+        logprobs = None if alternatives is None else RowLogprobs(logits, choice, alternatives)
+        return Step(mx.concatenate([choice.astype(mx.int32), finite.astype(mx.int32)]), logprobs)
+
+    def read(self, step: Step) -> tuple[int, list[TokenLogprobs] | None]:
+        """Wait for a launched step."""
+        token, finite = step.outcome.tolist()  # type: ignore[misc]
+        if not finite:
+            raise DecodeError(not_finite(len(self.state.tokens)))
+        return token, step.logprobs.read([token]) if step.logprobs else None  # type: ignore[list-item]

@@ -1,0 +1,50 @@
+"""Prefill: all but the last prompt token in chunks, keeping only the tapped rows that the drafter's window can see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from ..target.adapter import Target
+from .request import Request
+from .state import DecodeState
+
+
+def prefill(target: Target, state: DecodeState, request: Request) -> bool:
+    """Feed what `state` lacks of the prompt, up to its last token; false when cancelled between chunks.
+
+    Chunks are the same forwards as mlx-lm's, so that the caches are bit-equal to plain prefill's.
+    """
+    prompt, end = request.prompt, len(request.prompt) - 1
+    request.progress(len(state.tokens), len(prompt))
+    while len(state.tokens) < end:
+        if request.cancelled():
+            return False
+        chunk = prompt[len(state.tokens) : min(len(state.tokens) + request.prefill_step_size, end)]
+        with state.changing():
+            _feed(target, state, chunk, len(prompt))
+        request.progress(len(state.tokens), len(prompt))
+    state.mark()
+    return True
+
+
+def _feed(target: Target, state: DecodeState, chunk: Sequence[int], total: int) -> None:
+    start, context = len(state.tokens), state.context
+    tokens = mx.array([chunk])
+    visible = 0 if context is None else _first_visible(context.config.context_rows, total)
+    if context is None or start + len(chunk) <= visible:
+        target(tokens, state.caches)
+    else:
+        skip = max(0, visible - start)
+        _, taps = target.with_taps(tokens, state.caches)
+        context.append([tap[:, skip:] for tap in taps], start + skip)
+        del taps
+    mx.eval([cache.state for cache in state.caches], context.arrays() if context else [])
+    mx.clear_cache()
+    state.tokens.extend(chunk)
+
+
+def _first_visible(context_rows: int | None, total: int) -> int:
+    """The first position whose context row a block after `total` tokens can see."""
+    return 0 if context_rows is None else max(0, total - context_rows)

@@ -1,0 +1,98 @@
+"""One checked request: token ids, a law and limits. Whatever is wrong is refused here, before a model is touched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import RequestError
+from .laws import SamplingLaw, sampling_law
+
+VERIFY_MODES = ("dflash", "off")
+_PLANNED_MODES = ("adaptive", "ddtree")
+_MOST_ALTERNATIVES = 20
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What `decode.generate` runs; build it with `make_request`.
+
+    `block_size` counts the anchor, 1 is plain decoding. `logprobs` is the number of alternatives to report next to
+    each token's own log-probability, None for neither. `cut` may look at new tokens and keep only so many.
+    """
+
+    prompt: tuple[int, ...]
+    law: SamplingLaw
+    max_tokens: int
+    block_size: int
+    verify_mode: str
+    seed: int
+    logprobs: int | None = None
+    eos_token_ids: frozenset[int] = frozenset()
+    prefill_step_size: int = 2048
+    progress: Progress = field(default=lambda done, total: None)
+    cancelled: Callable[[], bool] = field(default=lambda: False)
+    cut: Callable[[Sequence[int]], int | None] = field(default=lambda tokens: None)
+
+
+def make_request(
+    prompt: Sequence[int],
+    *,
+    vocab_size: int,
+    checkpoint_block_size: int,
+    max_tokens: int = 256,
+    block_size: int | None = None,
+    verify_mode: str = "dflash",
+    seed: int | None = None,
+    logprobs: int | None = None,
+    eos_token_ids: Collection[int] = (),
+    prefill_step_size: int = 2048,
+    progress: Progress | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    cut: Callable[[Sequence[int]], int | None] | None = None,
+    **law: Any,
+) -> Request:
+    """Check every parameter; the rest of the keywords are SamplingLaw's.
+
+    Raises RequestError that names the parameter, its value and the remedy.
+    """
+    if verify_mode not in VERIFY_MODES:
+        planned = ", which this version does not have yet" if verify_mode in _PLANNED_MODES else ""
+        raise RequestError(f"verify_mode {verify_mode!r}{planned}: use one of {VERIFY_MODES}", param="verify_mode")
+    block = checkpoint_block_size if block_size is None else _whole("block_size", block_size, 1, checkpoint_block_size)
+    hooks = {"progress": progress, "cancelled": cancelled, "cut": cut}
+    return Request(
+        prompt=_check_prompt(prompt, vocab_size),
+        law=sampling_law(vocab_size=vocab_size, **law),
+        max_tokens=_whole("max_tokens", max_tokens, 1, 1 << 31),
+        block_size=1 if verify_mode == "off" else block,
+        verify_mode=verify_mode,
+        seed=int.from_bytes(os.urandom(7)) if seed is None else _whole("seed", seed, 0, (1 << 64) - 1),
+        logprobs=None if logprobs is None else _whole("logprobs", logprobs, 0, min(_MOST_ALTERNATIVES, vocab_size)),
+        eos_token_ids=frozenset(eos_token_ids),
+        prefill_step_size=_whole("prefill_step_size", prefill_step_size, 1, 1 << 31),
+        **{name: hook for name, hook in hooks.items() if hook is not None},
+    )
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        limit = f"from {low} to {high}" if high < 1 << 31 else f"of at least {low}"
+        raise RequestError(f"{name} is {value!r}: it must be a whole number {limit}", param=name)
+    return value
+
+
+def _check_prompt(prompt: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    ids = tuple(prompt)
+    if not ids:
+        raise RequestError("the prompt is empty: give at least one token", param="prompt")
+    for i, token in enumerate(ids):
+        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise RequestError(
+                f"prompt token {i} is {token!r}: it must be an id from 0 to {vocab_size - 1}", param="prompt"
+            )
+    return ids

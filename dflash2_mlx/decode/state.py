@@ -1,0 +1,106 @@
+"""The caches of one conversation, with the ids whose rows they hold; kept from turn to turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ..drafter.context import DraftContext
+from ..drafter.propose import Drafter
+from ..target.adapter import Target
+from ..target.rollback import flatten, is_trimmable
+
+_MARKS_KEPT = 4  # the last turns' starts: enough for retry and undo; a mark of a sliding target pins a window
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A point to return to: the state of every cache that cannot simply be trimmed, and the drafter's context."""
+
+    length: int
+    states: tuple[Any, ...]
+    context: DraftContext | None
+
+
+class DecodeState:
+    """Target caches and drafter context after `tokens`. Always consistent: a change that breaks off empties it."""
+
+    def __init__(self, target: Target, drafter: Drafter | None) -> None:
+        self._target = target
+        self._drafter = drafter
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.tokens: list[int] = []
+        self.caches: list[Any] = self._target.new_cache()
+        self.context: DraftContext | None = self._drafter.new_context() if self._drafter else None
+        self._marks: list[_Mark] = []
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Around work that leaves caches and tokens out of step until it is done."""
+        try:
+            yield
+        except BaseException:
+            self.reset()
+            raise
+
+    @property
+    def trimmable(self) -> bool:
+        """Whether every cache can go back to any earlier point."""
+        return all(is_trimmable(cache) for cache in flatten(self.caches))
+
+    def mark(self) -> None:
+        """Remember this point, so that a later prompt may branch off from it."""
+        if self.trimmable:
+            return
+        states = tuple(None if is_trimmable(c) else _fresh(c.state) for c in flatten(self.caches))
+        context = self.context.copy() if self.context else None
+        self._marks = [*self._marks[1 - _MARKS_KEPT :], _Mark(len(self.tokens), states, context)]
+
+    def reuse(self, prompt: Sequence[int]) -> int:
+        """Go back to the longest usable prefix of `prompt`, leaving at least its last token to run: its length."""
+        common = _common_prefix(self.tokens, prompt[:-1])
+        if common < len(self.tokens):
+            with self.changing():
+                self._go_back(common)
+        return len(self.tokens)
+
+    def _go_back(self, most: int) -> None:
+        if self.trimmable:
+            length = most
+            if self.context:
+                self.context.trim(most)
+            states: tuple[Any, ...] = (None,) * len(flatten(self.caches))
+        else:
+            self._marks = [mark for mark in self._marks if mark.length <= most]
+            if not self._marks:
+                return self.reset()
+            mark = self._marks[-1]
+            length, states = mark.length, mark.states
+            self.context = mark.context.copy() if mark.context else None
+        excess = len(self.tokens) - length
+        for cache, state in zip(flatten(self.caches), states, strict=True):
+            if state is None:
+                cache.trim(excess)
+            else:
+                cache.state = _fresh(state)
+        self.tokens = self.tokens[:length]
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _fresh(state: Any) -> Any:
+    """The same values in new array objects: a cache may assign into the object that it holds."""
+    if isinstance(state, mx.array):
+        return state[...]
+    if isinstance(state, list | tuple):
+        return type(state)(_fresh(item) for item in state)
+    return state

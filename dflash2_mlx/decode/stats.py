@@ -1,0 +1,109 @@
+"""What one request did: counts and times, read live while it runs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+# Cycles before acceptance is judged, and the accepted drafts per cycle below which something is wrong: even a poor
+# drafter passes 0.2 on text, while wrong taps, theta or weights give next to nothing.
+_ALARM_CYCLES = 48
+_ALARM_RATE = 0.04
+
+
+@dataclass
+class Stats:
+    """Figures of one request. `accepted_by_position[i]` of `proposed_by_position[i]` drafts at position i stood."""
+
+    block_size: int = 1
+    verify_mode: str = "off"
+    draft_quant: str = "off"
+    engine: str = "plain"
+    fallback_reason: str | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+    cycles: int = 0
+    accepted_tokens: int = 0
+    dropped_blocks: int = 0
+    accepted_by_position: list[int] = field(default_factory=list)
+    proposed_by_position: list[int] = field(default_factory=list)
+    prompt_seconds: float = 0.0
+    generation_seconds: float = 0.0
+    _since: float = field(default=0.0, repr=False)
+
+    def start_prompt(self) -> None:
+        mx.reset_peak_memory()
+        self._since = time.perf_counter()
+
+    def start_generation(self) -> None:
+        now = time.perf_counter()
+        self.prompt_seconds = now - self._since
+        self._since = now
+
+    def count_tokens(self, count: int) -> None:
+        self.generation_tokens += count
+        self.generation_seconds = time.perf_counter() - self._since
+
+    def count_cycle(self, accepted: int, proposed: int, *, dropped: bool) -> None:
+        """One cycle in which `accepted` of `proposed` drafts stood."""
+        self.cycles += 1
+        self.accepted_tokens += accepted
+        self.dropped_blocks += dropped
+        missing = proposed - len(self.proposed_by_position)
+        self.accepted_by_position += [0] * missing
+        self.proposed_by_position += [0] * missing
+        for i in range(proposed):
+            self.proposed_by_position[i] += 1
+            self.accepted_by_position[i] += i < accepted
+
+    @property
+    def tokens_per_cycle(self) -> float:
+        """Tokens committed per verify, 1 in plain decoding."""
+        return 1 + self.accepted_tokens / self.cycles if self.cycles else 1.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Share of cycles in which the draft at each position stood."""
+        pairs = zip(self.accepted_by_position, self.proposed_by_position, strict=True)
+        return [accepted / proposed for accepted, proposed in pairs]
+
+    @property
+    def alarm(self) -> str | None:
+        """What is wrong when next to no draft is ever accepted: the text stays right, only slow."""
+        if self.cycles < _ALARM_CYCLES or self.accepted_tokens >= _ALARM_RATE * self.cycles:
+            return None
+        return (
+            f"only {self.accepted_tokens} drafts accepted in {self.cycles} cycles: the drafter does not fit this "
+            "target (wrong pair, taps or weights); the text is right but slower than without it (--draft none)"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures as plain data, for `--json` and for responses."""
+        prompt = self.prompt_tokens - self.cached_tokens
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "generation_tokens": self.generation_tokens,
+            "cycles": self.cycles,
+            "accepted_tokens": self.accepted_tokens,
+            "tokens_per_cycle": round(self.tokens_per_cycle, 3),
+            "acceptance_by_position": [round(share, 3) for share in self.acceptance_by_position],
+            "prompt_tps": round(_rate(prompt, self.prompt_seconds), 2),
+            "generation_tps": round(_rate(self.generation_tokens, self.generation_seconds), 2),
+            "peak_memory_gb": round(mx.get_peak_memory() / 1e9, 3),
+            "block_size": self.block_size,
+            "verify_mode": self.verify_mode,
+            "draft_quant": self.draft_quant,
+            "engine": self.engine,
+            "fallback_reason": self.fallback_reason,
+            "dropped_blocks": self.dropped_blocks,
+            "alarm": self.alarm,
+        }
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0

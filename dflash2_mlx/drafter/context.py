@@ -1,0 +1,182 @@
+"""The drafter's context: keys and values of committed positions, in rings whose masks come from absolute positions.
+
+Layers of one type share one stacked ring. Slot s of a ring of C slots holds the largest position below `end` that is
+congruent to s modulo C, so positions need no bookkeeping and never depend on the order of the buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from .config import DrafterConfig
+from .fused import LayerKV
+
+# Capacities grow by doubling from this, so that shapes change seldom and a short chat stays small.
+_SMALLEST = 256
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Keys and values (layers, h, C, D) of the layers of one type. Immutable: an update makes a new one."""
+
+    keys: mx.array
+    values: mx.array
+
+    @property
+    def capacity(self) -> int:
+        return int(self.keys.shape[2])
+
+    def write(self, keys: mx.array, values: mx.array, position: int) -> Ring:
+        """With rows (layers, h, n, D) at positions position…; n is at most the capacity."""
+        slot = position % self.capacity
+        head = min(keys.shape[2], self.capacity - slot)
+        new_keys = _write(self.keys, keys[:, :, :head], slot)
+        new_values = _write(self.values, values[:, :, :head], slot)
+        if head < keys.shape[2]:
+            new_keys = _write(new_keys, keys[:, :, head:], 0)
+            new_values = _write(new_values, values[:, :, head:], 0)
+        return Ring(new_keys, new_values)
+
+    def grown(self, capacity: int) -> Ring:
+        """With more slots; only before the ring has wrapped, where slots are positions."""
+        pad = ((0, 0), (0, 0), (0, capacity - self.capacity), (0, 0))
+        return Ring(mx.pad(self.keys, pad), mx.pad(self.values, pad))
+
+
+def _write(ring: mx.array, rows: mx.array, slot: int) -> mx.array:
+    return mx.slice_update(ring, rows, mx.array([slot]), axes=[2])
+
+
+def visibility(
+    end: mx.array | int, start: mx.array | int, capacity: int, rows: int, *, window: int | None, causal: bool
+) -> mx.array:
+    """Mask (rows, capacity + rows): which context slots and block rows each block row sees.
+
+    `end` committed positions lie before the anchor, the first of them known is `start`. A context row is visible
+    below distance `window` (None: always), the block whole or, when `causal`, up to the row itself.
+    """
+    block = mx.arange(rows)[:, None]
+    position = end - 1 - (end - 1 - mx.arange(capacity)) % capacity
+    seen = position >= mx.maximum(start, 0)
+    if window is not None:
+        seen = seen & (end + block - position < window)
+    own = mx.arange(rows) <= block if causal else mx.ones((rows, rows), dtype=mx.bool_)
+    return mx.concatenate([mx.broadcast_to(seen, (rows, capacity)), own], axis=1)
+
+
+class DraftContext:
+    """What a drafter knows of one conversation: the committed rows below position `end`.
+
+    Rows arrive as taps of the target and are turned into keys and values of all layers at once.
+    """
+
+    def __init__(self, config: DrafterConfig, project: LayerKV, dtype: mx.Dtype) -> None:
+        self.config = config
+        self.end = 0
+        self._project = project
+        self._dtype = dtype
+        self._rings: dict[str, Ring] = {}
+        self._layers = {
+            kind: [i for i, t in enumerate(config.layer_types) if t == kind]
+            for kind in dict.fromkeys(config.layer_types)
+        }
+        self._starts = dict.fromkeys(self._layers, 0)
+        self._deferred: list[Sequence[mx.array]] = []
+
+    def start(self, layer_type: str) -> int:
+        """The first position that the layers of that type know."""
+        return self._starts[layer_type]
+
+    @property
+    def rings(self) -> dict[str, Ring]:
+        """The ring of each layer type, with every row up to `end`."""
+        self.flush()
+        if not self._rings:
+            self._make_room(1)
+        return self._rings
+
+    def append(self, taps: Sequence[mx.array], position: int) -> None:
+        """Take the tapped rows, each (1, n, H), of positions position…position+n-1.
+
+        Rows that continue the context extend it; after a gap it starts anew at `position`.
+        """
+        self.flush()
+        self._append(taps, position)
+
+    def defer(self, taps: Sequence[mx.array], position: int, *, at_most: int = 64) -> None:
+        """As `append`, for single rows of plain decoding: kept until needed, so that plain decoding pays nothing."""
+        if position != self.end + len(self._deferred):
+            self.flush()
+            self._begin(position)
+        self._deferred.append(taps)
+        if len(self._deferred) >= at_most:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._deferred:
+            rows, self._deferred = self._deferred, []
+            joined = [mx.concatenate(list(tap), axis=1) for tap in zip(*rows, strict=True)]
+            self._append(joined, self.end)
+
+    def trim(self, end: int) -> None:
+        """Forget positions from `end` on. Rows that a ring has overwritten since stay lost, which `start` tells."""
+        self.flush()
+        if end >= self.end:
+            return
+        for kind, ring in self._rings.items():
+            self._starts[kind] = min(max(self._starts[kind], self.end - ring.capacity), end)
+        self.end = end
+
+    def copy(self) -> DraftContext:
+        """An independent context at the same point; rings are immutable, so this is free."""
+        self.flush()
+        twin = DraftContext(self.config, self._project, self._dtype)
+        twin.end, twin._starts, twin._rings = self.end, dict(self._starts), dict(self._rings)
+        return twin
+
+    def arrays(self) -> list[mx.array]:
+        """Every array held, for evaluation and for counting bytes."""
+        return [array for ring in self._rings.values() for array in (ring.keys, ring.values)]
+
+    def _begin(self, position: int) -> None:
+        """Forget everything; the next row is that of `position`."""
+        self.end = position
+        self._starts = dict.fromkeys(self._layers, position)
+
+    def _append(self, taps: Sequence[mx.array], position: int) -> None:
+        count = taps[0].shape[1]
+        if position != self.end:
+            self._begin(position)
+        self.end = position + count
+        limit = self.config.context_rows
+        if limit is not None and count > limit:
+            taps, position = [tap[:, count - limit :] for tap in taps], self.end - limit
+        keys, values = self._project(taps, position)
+        self._make_room(self.end)
+        for kind, layers in self._layers.items():
+            ring = self._rings[kind]
+            rows = min(keys.shape[2], ring.capacity)
+            k, v = keys[:, :, -rows:], values[:, :, -rows:]
+            if len(self._layers) > 1:
+                picked = mx.array(layers)
+                k, v = k[picked], v[picked]
+            self._rings[kind] = ring.write(k, v, self.end - rows)
+
+    def _make_room(self, end: int) -> None:
+        for kind, layers in self._layers.items():
+            window = self.config.window(kind)
+            ring = self._rings.get(kind)
+            capacity = ring.capacity if ring else _SMALLEST
+            while capacity < end:
+                capacity *= 2
+            if window is not None:
+                capacity = min(capacity, window - 1)
+            if ring is None:
+                shape = (len(layers), self.config.num_key_value_heads, capacity, self.config.head_dim)
+                self._rings[kind] = Ring(mx.zeros(shape, self._dtype), mx.zeros(shape, self._dtype))
+            elif capacity > ring.capacity:
+                self._rings[kind] = ring.grown(capacity)
+

@@ -1,0 +1,93 @@
+"""Load a drafter from a folder: strict both ways, whatever the layout and packing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx import nn
+from mlx_lm.utils import infer_quant_config
+
+from ..errors import CheckpointError
+from .config import parse_config, read_config
+from .model import DraftModel
+from .propose import Drafter
+from .quantization import compute_dtype, describe, parse_spec, quantize
+
+
+def load_drafter(folder: Path, *, spec: str | None = None, dtype: str | mx.Dtype | None = None) -> Drafter:
+    """The drafter in `folder`, packed by `spec` (see `parse_spec`), computing in `dtype`.
+
+    Without a spec, `dtype` (bfloat16 or float32) defaults to bfloat16 unless the weights are float32. Raises
+    CheckpointError for a config or tensor that is missing, unknown or misshapen.
+    """
+    wanted = parse_spec(spec)
+    compute = wanted.dtype if wanted else compute_dtype(dtype)
+    raw = read_config(folder)
+    config = parse_config(raw)
+    _refuse_foreign_packing(raw)
+    weights = DraftModel.sanitize(read_weights(folder))
+    model = DraftModel(config)
+    _mirror_packing(model, weights)
+    try:
+        model.load_weights(list(weights.items()), strict=True)
+    except ValueError as error:
+        raise CheckpointError(f"the weights in {folder} do not fit their config: {error}") from None
+    stored = {a.dtype for a in weights.values() if mx.issubdtype(a.dtype, mx.floating)}
+    model.set_dtype(compute or (mx.float32 if stored == {mx.float32} else mx.bfloat16))
+    if wanted:
+        quantize(model, wanted)
+    model.freeze()
+    model.eval()
+    mx.eval(model.parameters())
+    return Drafter(model, quantization=describe(model))
+
+
+def read_weights(folder: Path) -> dict[str, mx.array]:
+    """All tensors of a checkpoint, one file or shards; a shard that the index names must be there."""
+    files = sorted(folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        missing = sorted(named - {file.name for file in files})
+        if missing:
+            raise CheckpointError(f"{folder} lacks {missing}: the download is incomplete, fetch it again")
+        files = [file for file in files if file.name in named]
+    if not files:
+        raise CheckpointError(f"no .safetensors file in {folder}: the download is incomplete, fetch it again")
+    weights: dict[str, mx.array] = {}
+    for file in files:
+        try:
+            tensors: dict[str, mx.array] = mx.load(str(file))  # type: ignore[assignment]
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(f"{file} cannot be read ({error}): fetch it again") from None
+        twice = sorted(set(tensors) & set(weights))
+        if twice:
+            raise CheckpointError(f"{file.name} repeats tensors of another file: {twice[:3]}")
+        weights.update(tensors)
+    return weights
+
+
+def _refuse_foreign_packing(raw: dict[str, Any]) -> None:
+    foreign = raw.get("quantization_config")
+    if foreign and "quant_method" in foreign:
+        raise CheckpointError(
+            f"quantization_config says {foreign['quant_method']!r}: only MLX packing (`.scales`, `.biases`) is read; "
+            "use the bfloat16 checkpoint with draft quantisation"
+        )
+
+
+def _mirror_packing(model: DraftModel, weights: dict[str, mx.array]) -> None:
+    """Make exactly the modules whose weights come with `.scales` packed modules."""
+
+    def packing(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        if f"{path}.scales" not in weights:
+            return False
+        if f"{path}.weight" not in weights or not hasattr(module, "to_quantized"):
+            raise CheckpointError(f"{path}.scales has no packed {path}.weight: the checkpoint is damaged")
+        found: dict[str, Any] = infer_quant_config(path, module, weights)
+        return found
+
+    nn.quantize(model, class_predicate=packing)

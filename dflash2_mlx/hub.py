@@ -1,0 +1,44 @@
+"""From a path or a Hub id to a local folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .errors import ModelNotFound
+
+_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+
+
+def resolve(name: str) -> Path:
+    """The folder of `name`, a path or a Hub id; a Hub id is downloaded where the cache lacks it.
+
+    Raises ModelNotFound with the cause: no such folder, missing or gated repository, no connection.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelNotFound(f"{name} is a file: give the folder that holds config.json")
+    if name.startswith((".", "/", "~")) or name.count("/") != 1 or any(c.isspace() for c in name):
+        raise ModelNotFound(f"no folder {name!r}, and it is no Hub id either (those read owner/name)")
+    return _download(name)
+
+
+def _download(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError as Missing
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=_FILES))
+    except GatedRepoError:
+        cause = "is gated: accept its terms on the Hub and log in (hf auth login)"
+    except Missing:
+        cause = "is not on the Hub, or private: check the spelling, or log in (hf auth login)"
+    except HFValidationError as error:
+        cause = f"is no valid Hub id ({error})"
+    except LocalEntryNotFoundError:
+        cause = "is not in the Hub cache, and the Hub cannot be reached: connect, or give a local folder"
+    except (HfHubHTTPError, OSError) as error:
+        cause = f"could not be downloaded: {error}"
+    raise ModelNotFound(f"{repository} {cause}") from None

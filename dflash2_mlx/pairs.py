@@ -1,0 +1,196 @@
+"""A target and its drafter, loaded, checked against each other and ready to generate."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import hub
+from .decode.state import DecodeState
+from .decode.stats import Stats
+from .drafter.config import DrafterConfig
+from .drafter.load import load_drafter
+from .drafter.propose import Drafter
+from .drafter.quantization import parse_spec
+from .errors import DFlashError, PairError
+from .target.adapter import Target
+from .target.load import load_target
+
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+DEMO = "demo"
+AUTO = "auto"
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, float], None]
+
+
+class TargetFacts(NamedTuple):
+    """What decides whether a drafter fits: residual width, number of layers, rows of the embedding."""
+
+    hidden_size: int
+    num_layers: int
+    vocab_size: int
+
+
+# Published drafters by the facts of their target; the word tells apart targets of one shape, by name, where it can.
+_PUBLISHED: list[tuple[TargetFacts, str, str]] = [
+    (TargetFacts(5120, 64, 248320), "3.8", "incoai/Qwen3.8-27B-DFlash2"),
+    (TargetFacts(5120, 64, 248320), "3.5", "z-lab/Qwen3.5-27B-DFlash"),
+    (TargetFacts(6656, 52, 202048), "muse", "incoai/Muse-Glimmer-30B-DFlash2"),
+    (TargetFacts(2560, 36, 151936), "qwen3", "z-lab/Qwen3-4B-DFlash-b16"),
+    (TargetFacts(4096, 36, 151936), "qwen3", "z-lab/Qwen3-8B-DFlash-b16"),
+    (TargetFacts(2048, 48, 151936), "coder", "z-lab/Qwen3-Coder-30B-A3B-DFlash"),
+    (TargetFacts(2880, 24, 201088), "gpt-oss", "z-lab/gpt-oss-20b-DFlash"),
+    (TargetFacts(2880, 36, 201088), "gpt-oss", "z-lab/gpt-oss-120b-DFlash"),
+    (TargetFacts(4096, 32, 128256), "llama", "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat"),
+]
+
+
+def published_drafter(facts: TargetFacts, name: str = "") -> str | None:
+    """The Hub id of the published drafter for a target of those facts; among several, the one that `name` hints at."""
+    fitting = [(word, drafter) for known, word, drafter in _PUBLISHED if known == facts]
+    hinted = [drafter for word, drafter in fitting if word in name.lower()]
+    return next(iter(hinted or [drafter for _, drafter in fitting]), None)
+
+
+def misfits(config: DrafterConfig, facts: TargetFacts) -> list[str]:
+    """Why a drafter cannot serve a target, each with both values; empty when it fits."""
+    pairs = [
+        ("hidden size", config.hidden_size, facts.hidden_size),
+        ("number of target layers", config.num_target_layers, facts.num_layers),
+        ("vocabulary", config.vocab_size, facts.vocab_size),
+    ]
+    return [f"{what}: drafter {ours}, target {theirs}" for what, ours, theirs in pairs if ours != theirs]
+
+
+@dataclass
+class Pair:
+    """A loaded target, its drafter (None: plain decoding) and what to call them."""
+
+    target: Target
+    drafter: Drafter | None = None
+    tokenizer: TokenizerWrapper | None = None
+    model_name: str = "target"
+    drafter_name: str | None = None
+    fallback_reason: str | None = None
+    defaults: dict[str, float] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.drafter is None:
+            return
+        facts = TargetFacts(self.target.hidden_size, self.target.num_layers, self.target.vocab_size)
+        reasons = misfits(self.drafter.config, facts)
+        if reasons:
+            raise PairError(f"drafter and target do not fit: {'; '.join(reasons)}")
+        self.target.prepare(self.drafter.config.target_layer_ids)
+
+    @property
+    def engine(self) -> str:
+        """The engine in force: plain, dflash or dflash2."""
+        return self.drafter.engine if self.drafter else "plain"
+
+    @property
+    def block_size(self) -> int:
+        """The checkpoint's block size, anchor included; 1 without a drafter."""
+        return self.drafter.config.block_size if self.drafter else 1
+
+    def new_state(self) -> DecodeState:
+        """Empty caches for one conversation."""
+        return DecodeState(self.target, self.drafter)
+
+    def new_stats(self, block_size: int, verify_mode: str) -> Stats:
+        """Statistics of a request that runs with `block_size`; block size 1 is the plain engine whatever is loaded."""
+        plain = self.drafter is None or block_size == 1
+        return Stats(
+            block_size=1 if plain else block_size,
+            verify_mode="off" if self.drafter is None else verify_mode,
+            draft_quant=self.drafter.quantization if self.drafter else "off",
+            engine="plain" if plain else self.engine,
+            fallback_reason=self.fallback_reason,
+        )
+
+
+def load(
+    model: str = DEMO,
+    drafter: str | None = AUTO,
+    *,
+    quantize: str | None = None,
+    dtype: str | None = None,
+    allow_fallback: bool = False,
+    progress: Progress | None = None,
+) -> Pair:
+    """Load a target and its drafter; paths and Hub ids are equal, `demo` is the embedded pair.
+
+    `drafter` None decodes plainly; "auto" takes the published drafter for the target's shape and decodes plainly,
+    with the reason in `fallback_reason`, where none is known. `quantize` packs the drafter at load
+    (`w4a16:gs64`), `dtype` is the target's compute dtype. A drafter that does not load or fit fails the load, unless
+    `allow_fallback`: then the pair is plain and says why. `progress` is called with "target" or "drafter" and a share.
+
+    Raises ModelNotFound, CheckpointError, PairError, TargetError or RequestError.
+    """
+    parse_spec(quantize)
+    report = progress or (lambda stage, share: None)
+    if model == DEMO:
+        return _load_demo(drafter, quantize, dtype, allow_fallback, report)
+    folder = hub.resolve(model)
+    loaded = load_target(folder, dtype=dtype, progress=lambda share: report("target", share))
+    parts = {"tokenizer": loaded.tokenizer, "model_name": model, "defaults": loaded.defaults, "config": loaded.config}
+    target = Target(loaded.model)
+    reason = None
+    if drafter == AUTO:
+        facts = TargetFacts(target.hidden_size, target.num_layers, target.vocab_size)
+        drafter = published_drafter(facts, model)
+        if drafter is None:
+            reason = f"no drafter is known for {model} {tuple(facts)}: name one with --draft, or train one"
+            log.warning("plain decoding: %s", reason)
+    if drafter is None:
+        return Pair(target, fallback_reason=reason, **parts)
+    return _with_drafter(target, drafter, lambda: hub.resolve(drafter), quantize, allow_fallback, report, parts)
+
+
+def _load_demo(
+    drafter: str | None, quantize: str | None, dtype: str | None, allow_fallback: bool, report: Progress
+) -> Pair:
+    from .demo.paths import drafter_path, target_path
+
+    folder = target_path(progress=lambda share: report("convert", share))
+    loaded = load_target(folder, dtype=dtype, progress=lambda share: report("target", share))
+    parts = {"tokenizer": loaded.tokenizer, "model_name": DEMO, "defaults": loaded.defaults, "config": loaded.config}
+    target = Target(loaded.model)
+    if drafter is None:
+        return Pair(target, **parts)
+    name = DEMO if drafter in (AUTO, DEMO) else drafter
+
+    def find() -> Path:
+        return drafter_path() if name == DEMO else hub.resolve(name)
+
+    return _with_drafter(target, name, find, quantize, allow_fallback, report, parts)
+
+
+def _with_drafter(
+    target: Target,
+    name: str,
+    find: Callable[[], Path],
+    quantize: str | None,
+    allow_fallback: bool,
+    report: Progress,
+    parts: dict[str, Any],
+) -> Pair:
+    try:
+        report("drafter", 0.0)
+        loaded = load_drafter(find(), spec=quantize, dtype=target.drafter_dtype)
+        pair = Pair(target, loaded, drafter_name=name, **parts)
+        report("drafter", 1.0)
+        return pair
+    except DFlashError as error:
+        if not allow_fallback:
+            raise
+        log.warning("plain decoding: the drafter %s failed: %s", name, error)
+        return Pair(target, fallback_reason=f"the drafter {name} failed: {error}", **parts)

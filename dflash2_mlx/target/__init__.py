@@ -1,0 +1,1 @@
+"""The target: any mlx-lm model, tapped and rolled back by instance."""

@@ -1,0 +1,1 @@
+"""From token ids to text: streamed decoding, stop strings, the public generators."""

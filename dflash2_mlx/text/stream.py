@@ -1,0 +1,147 @@
+"""Text in, text out: the public `stream_generate` and `generate` on top of token steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..decode.generate import generate_tokens
+from ..decode.logprobs import TokenLogprobs
+from ..decode.request import Request, make_request
+from ..decode.state import DecodeState
+from ..decode.stats import Stats
+from ..errors import RequestError
+from ..pairs import Pair
+from .detokenise import Detokeniser
+from .stops import StopFilter, stop_strings
+
+
+@dataclass(frozen=True)
+class GenerationStep:
+    """What one cycle (or plain step) added.
+
+    `text` is safe to show: joined, the texts equal the decode of all tokens, up to a stop string. `accepted` of the
+    `tokens` were drafts. Exactly the last step has a `finish_reason`: "stop", "length" or "cancelled". `stats` is
+    live.
+    """
+
+    text: str
+    tokens: list[int]
+    accepted: int
+    finish_reason: str | None
+    logprobs: list[TokenLogprobs] | None
+    stats: Stats
+
+
+@dataclass
+class Generation:
+    """A whole answer."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    stats: Stats = field(default_factory=Stats)
+
+
+def stream_generate(
+    pair: Pair,
+    prompt: str | Sequence[int],
+    *,
+    stop: str | Sequence[str] | None = None,
+    eos_token_ids: Collection[int] | None = None,
+    ignore_eos: bool = False,
+    state: DecodeState | None = None,
+    **parameters: Any,
+) -> Iterator[GenerationStep]:
+    """Generate after `prompt`, a text (encoded as it is, without a chat template) or token ids.
+
+    Parameters: max_tokens (256), temperature (0: greedy), top_p, top_k, min_p, repetition_penalty, presence_penalty,
+    frequency_penalty and their *_context_size (20), logit_bias, seed, block_size (the checkpoint's; 1 decodes
+    plainly), verify_mode ("dflash" or "off"), logprobs (number of alternatives; 0: the chosen token only),
+    prefill_step_size (2048), progress(done, total), cancelled(). `stop` is a string or up to four;
+    `eos_token_ids` defaults to the tokenizer's. `state` (see `Pair.new_state`) carries the caches from call to call:
+    the longest prefix of the prompt that it holds is not run again.
+
+    Everything is checked at the call, not at the first step: RequestError names the parameter. Closing the iterator,
+    in any thread, leaves `state` at the emitted tokens.
+    """
+    stops = StopFilter(stop_strings(stop))
+    ids = _prompt_ids(pair, prompt)
+    eos = () if ignore_eos else (pair.tokenizer.eos_token_ids if eos_token_ids is None and pair.tokenizer else eos_token_ids)
+    text = _Text(pair, stops, frozenset(eos or ()))
+    request = make_request(
+        ids,
+        vocab_size=pair.target.vocab_size,
+        checkpoint_block_size=pair.block_size,
+        eos_token_ids=eos or (),
+        cut=text.cut if stop else None,
+        **parameters,
+    )
+    return _run(pair, request, state or pair.new_state(), text)
+
+
+def generate(pair: Pair, prompt: str | Sequence[int], **parameters: Any) -> Generation:
+    """The whole answer of `stream_generate`, which see for the parameters."""
+    answer = Generation()
+    for step in stream_generate(pair, prompt, **parameters):
+        answer.text += step.text
+        answer.tokens += step.tokens
+        answer.finish_reason = step.finish_reason
+        answer.stats = step.stats
+        if step.logprobs is not None:
+            answer.logprobs = (answer.logprobs or []) + step.logprobs
+    return answer
+
+
+def _prompt_ids(pair: Pair, prompt: str | Sequence[int]) -> Sequence[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    if pair.tokenizer is None:
+        raise RequestError("this pair has no tokenizer: give the prompt as token ids", param="prompt")
+    ids: list[int] = pair.tokenizer.encode(prompt)
+    return ids
+
+
+def _run(pair: Pair, request: Request, state: DecodeState, text: _Text) -> Iterator[GenerationStep]:
+    stats = pair.new_stats(request.block_size, request.verify_mode)
+    for step in generate_tokens(pair.target, pair.drafter, request, state, stats):
+        shown = text.take(step.tokens, last=step.finish_reason is not None)
+        yield GenerationStep(shown, step.tokens, step.accepted, step.finish_reason, step.logprobs, step.stats)
+
+
+class _Text:
+    """The text side of one request: ids to text, cut at stop strings. End tokens have no text."""
+
+    def __init__(self, pair: Pair, stops: StopFilter, eos: frozenset[int]) -> None:
+        self._detokeniser = Detokeniser(pair.tokenizer) if pair.tokenizer else None
+        self._stops = stops
+        self._eos = eos
+        self._ready: str | None = None
+
+    def cut(self, tokens: Sequence[int]) -> int | None:
+        """How many of the new tokens to keep: up to the one that completes a stop string; None: all."""
+        self._ready = ""
+        for count, token in enumerate(tokens, start=1):
+            self._ready += self._add([token])
+            if self._stops.stopped:
+                return count
+        return None
+
+    def take(self, tokens: Sequence[int], *, last: bool) -> str:
+        """The text to show for `tokens`."""
+        if self._ready is None:
+            shown = self._add(tokens)
+        else:
+            shown, self._ready = self._ready, None
+        if last and self._detokeniser and not self._stops.stopped:
+            shown += self._stops.add(self._detokeniser.finish())
+            if not self._stops.stopped:
+                shown += self._stops.finish()
+        return shown
+
+    def _add(self, tokens: Sequence[int]) -> str:
+        if self._detokeniser is None:
+            return ""
+        return self._stops.add(self._detokeniser.add([t for t in tokens if t not in self._eos]))
