@@ -1,12 +1,12 @@
 """The package's exceptions. Every message names the value at fault and the remedy.
 
-    DFlashError
-    ├── RequestError        a parameter of one request is wrong: nothing has run
-    ├── CheckpointError     a config or weight file is not what it must be
-    ├── PairError           a drafter and a target do not belong together
-    ├── TargetError         a target that cannot be tapped or rolled back
-    ├── ModelNotFound       no such folder, no such repository, or not reachable
-    └── DecodeError         the target itself failed while decoding (rows that are not finite)
+DFlashError
+├── RequestError        a parameter of one request is wrong: nothing has run
+├── CheckpointError     a config or weight file is not what it must be
+├── PairError           a drafter and a target do not belong together
+├── TargetError         a target that cannot be tapped or rolled back
+├── ModelNotFound       no such folder, no such repository, or not reachable
+└── DecodeError         the target itself failed while decoding (rows that are not finite)
 """
 
 from __future__ import annotations

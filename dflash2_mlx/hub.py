@@ -26,7 +26,12 @@ def resolve(name: str) -> Path:
 
 def _download(repository: str) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
     from huggingface_hub.errors import RepositoryNotFoundError as Missing
 
     try:

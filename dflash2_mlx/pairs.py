@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import mlx.core as mx
 
 from . import hub
 from .decode.state import DecodeState
 from .decode.stats import Stats
-from .drafter.config import DrafterConfig
+from .drafter.config import DrafterConfig, is_drafter, read_config
 from .drafter.load import load_drafter
 from .drafter.propose import Drafter
 from .drafter.quantization import parse_spec
-from .errors import DFlashError, PairError
+from .errors import CheckpointError, DFlashError, PairError
 from .target.adapter import Target
 from .target.load import load_target
 
@@ -85,11 +86,15 @@ class Pair:
     def __post_init__(self) -> None:
         if self.drafter is None:
             return
-        facts = TargetFacts(self.target.hidden_size, self.target.num_layers, self.target.vocab_size)
-        reasons = misfits(self.drafter.config, facts)
+        reasons = misfits(self.drafter.config, self.facts)
         if reasons:
             raise PairError(f"drafter and target do not fit: {'; '.join(reasons)}")
         self.target.prepare(self.drafter.config.target_layer_ids)
+
+    @property
+    def facts(self) -> TargetFacts:
+        """What decides which drafters fit."""
+        return TargetFacts(self.target.hidden_size, self.target.num_layers, self.target.vocab_size)
 
     @property
     def engine(self) -> str:
@@ -137,60 +142,69 @@ def load(
     """
     parse_spec(quantize)
     report = progress or (lambda stage, share: None)
-    if model == DEMO:
-        return _load_demo(drafter, quantize, dtype, allow_fallback, report)
-    folder = hub.resolve(model)
-    loaded = load_target(folder, dtype=dtype, progress=lambda share: report("target", share))
-    parts = {"tokenizer": loaded.tokenizer, "model_name": model, "defaults": loaded.defaults, "config": loaded.config}
-    target = Target(loaded.model)
-    reason = None
-    if drafter == AUTO:
-        facts = TargetFacts(target.hidden_size, target.num_layers, target.vocab_size)
-        drafter = published_drafter(facts, model)
-        if drafter is None:
-            reason = f"no drafter is known for {model} {tuple(facts)}: name one with --draft, or train one"
-            log.warning("plain decoding: %s", reason)
+    pair = _load_target(model, dtype, report)
     if drafter is None:
-        return Pair(target, fallback_reason=reason, **parts)
-    return _with_drafter(target, drafter, lambda: hub.resolve(drafter), quantize, allow_fallback, report, parts)
-
-
-def _load_demo(
-    drafter: str | None, quantize: str | None, dtype: str | None, allow_fallback: bool, report: Progress
-) -> Pair:
-    from .demo.paths import drafter_path, target_path
-
-    folder = target_path(progress=lambda share: report("convert", share))
-    loaded = load_target(folder, dtype=dtype, progress=lambda share: report("target", share))
-    parts = {"tokenizer": loaded.tokenizer, "model_name": DEMO, "defaults": loaded.defaults, "config": loaded.config}
-    target = Target(loaded.model)
-    if drafter is None:
-        return Pair(target, **parts)
-    name = DEMO if drafter in (AUTO, DEMO) else drafter
-
-    def find() -> Path:
-        return drafter_path() if name == DEMO else hub.resolve(name)
-
-    return _with_drafter(target, name, find, quantize, allow_fallback, report, parts)
-
-
-def _with_drafter(
-    target: Target,
-    name: str,
-    find: Callable[[], Path],
-    quantize: str | None,
-    allow_fallback: bool,
-    report: Progress,
-    parts: dict[str, Any],
-) -> Pair:
-    try:
-        report("drafter", 0.0)
-        loaded = load_drafter(find(), spec=quantize, dtype=target.drafter_dtype)
-        pair = Pair(target, loaded, drafter_name=name, **parts)
-        report("drafter", 1.0)
         return pair
+    name = _drafter_for(pair) if drafter == AUTO else drafter
+    if name is None:
+        reason = f"no drafter is known for {model} {tuple(pair.facts)}: name one with --draft, or train one"
+        log.warning("plain decoding: %s", reason)
+        return replace(pair, fallback_reason=reason)
+    try:
+        return _with_drafter(pair, name, quantize, report)
     except DFlashError as error:
         if not allow_fallback:
             raise
         log.warning("plain decoding: the drafter %s failed: %s", name, error)
-        return Pair(target, fallback_reason=f"the drafter {name} failed: {error}", **parts)
+        return replace(pair, fallback_reason=f"the drafter {name} failed: {error}")
+
+
+def _load_target(model: str, dtype: str | None, report: Progress) -> Pair:
+    if model == DEMO:
+        from .demo.paths import target_path
+
+        folder = target_path(progress=lambda share: report("convert", share))
+    else:
+        folder = hub.resolve(model)
+    if is_drafter(read_config(folder)):
+        raise CheckpointError(
+            f"{model} is a DFlash drafter, no chat model: give it with --draft, its target with --model"
+        )
+    unpack = model == DEMO and _packed_is_slow()
+    loaded = load_target(
+        folder,
+        dtype=dtype or ("float32" if unpack else None),
+        dequantize=unpack,
+        progress=lambda share: report("target", share),
+    )
+    return Pair(
+        Target(loaded.model),
+        tokenizer=loaded.tokenizer,
+        model_name=model,
+        defaults=loaded.defaults,
+        config=loaded.config,
+    )
+
+
+def _drafter_for(pair: Pair) -> str | None:
+    return DEMO if pair.model_name == DEMO else published_drafter(pair.facts, pair.model_name)
+
+
+def _with_drafter(pair: Pair, name: str, quantize: str | None, report: Progress) -> Pair:
+    if name == DEMO:
+        from .demo.paths import drafter_path
+
+        folder = drafter_path()
+    else:
+        folder = hub.resolve(name)
+    report("drafter", 0.0)
+    unpack = name == DEMO and _packed_is_slow()
+    drafter = load_drafter(folder, spec=quantize, dtype=pair.target.drafter_dtype, dequantize=unpack)
+    loaded = replace(pair, drafter=drafter, drafter_name=name)
+    report("drafter", 1.0)
+    return loaded
+
+
+def _packed_is_slow() -> bool:
+    """MLX's CPU backend runs packed products without a BLAS: figures in docs/log.md."""
+    return bool(mx.default_device() == mx.cpu)

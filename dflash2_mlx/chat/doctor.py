@@ -1,4 +1,4 @@
-"""`dflash2-mlx doctor`: what is installed, the device and its memory, whether a pair fits. Loads no weights."""
+"""`dflash2-mlx doctor`: what is installed, device and memory, whether a pair fits. Loads no weights."""
 
 from __future__ import annotations
 

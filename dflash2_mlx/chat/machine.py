@@ -96,7 +96,7 @@ def _darwin_memory() -> Memory:
 
 
 def pages_available(vm_stat: str) -> int | None:
-    """Bytes that macOS can hand out, from the output of `vm_stat`: free pages and those it can free at once."""
+    """Bytes that macOS can hand out, from `vm_stat`'s output: free pages and those it can free at once."""
     size = re.search(r"page size of (\d+) bytes", vm_stat)
     pages = re.findall(r"^Pages (?:free|inactive|speculative|purgeable):\s+(\d+)", vm_stat, re.MULTILINE)
     return int(size[1]) * sum(map(int, pages)) if size and pages else None

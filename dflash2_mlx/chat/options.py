@@ -184,7 +184,7 @@ def parameter_value(name: str, text: str) -> Any:
         value = json.loads(text)
     except ValueError:
         return text
-    if name != "logit_bias" or not isinstance(value, dict):
+    if parameter_name(name) != "logit_bias" or not isinstance(value, dict):
         return value
     try:
         return bias_map(value)

@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dflash2_mlx.chat.backend import LoadProgress
 
+_TITLES = {
+    "convert": "preparing the demo",
+    "target": "loading the target",
+    "drafter": "loading the drafter",
+}
+
 
 @contextmanager
 def loading() -> Iterator[LoadProgress | None]:
@@ -21,7 +27,7 @@ def loading() -> Iterator[LoadProgress | None]:
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
     bars = Progress(
-        TextColumn("loading {task.description:<8}"),
+        TextColumn("{task.description:<19}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
         TimeElapsedColumn(),
@@ -32,7 +38,7 @@ def loading() -> Iterator[LoadProgress | None]:
 
     def report(part: str, done: float) -> None:
         if part not in tasks:
-            tasks[part] = bars.add_task(part, total=1.0)
+            tasks[part] = bars.add_task(_TITLES.get(part, part), total=1.0)
         bars.update(tasks[part], completed=done)
 
     with bars:

@@ -74,7 +74,7 @@ class TerminalReader:
             prompt_continuation=". ",
             history=history or history_on_disk(),
             key_bindings=self._bindings(),
-            completer=_CommandCompleter(),
+            completer=CommandCompleter(),
             complete_while_typing=False,
             input=terminal_input,
             output=output,
@@ -116,7 +116,7 @@ class TerminalReader:
             self._pasted = False
 
 
-class _CommandCompleter(Completer):
+class CommandCompleter(Completer):
     """Completes the name of a command, with Tab."""
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:

@@ -152,6 +152,7 @@ class PlainAnswer:
     def __init__(self, out: TextIO) -> None:
         self._out = out
         self._kind: Kind = "answer"
+        self._began = False
 
     def __enter__(self) -> Self:
         return self
@@ -160,9 +161,11 @@ class PlainAnswer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._turn_to("answer")
-        self._write("\n")
+        if self._began:
+            self._write("\n")
 
     def feed(self, piece: Piece) -> None:
+        self._began = True
         self._turn_to(piece.kind)
         self._write(piece.text)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from dflash2_mlx.chat import commands
 from dflash2_mlx.chat.figures import figures_line, stats_lines
+from dflash2_mlx.chat.keyboard import interrupts, no_echo
 from dflash2_mlx.chat.options import REASONING, ModelChoice, draft_name, parameter_name, parameter_value
 from dflash2_mlx.chat.progress import loading
 from dflash2_mlx.chat.thinking import Piece
@@ -95,7 +94,8 @@ class Repl:
         """
         before = self.session.messages
         with (
-            _interrupts(self.session.stop),
+            interrupts(self.session.stop),
+            no_echo(),
             self._screen.answer() as answer,
             suppress(KeyboardInterrupt),
             closing(turn(answer.waiting)) as pieces,
@@ -193,29 +193,13 @@ class Repl:
 def describe(session: Session) -> str:
     """One line: the pair and how it decodes."""
     pair = session.pair
-    drafter = pair.drafter_name or "no drafter"
+    drafter = f"drafter {pair.drafter_name}" if pair.drafter_name else "no drafter"
     block = f", block size {pair.block_size}" if pair.engine != "plain" else ""
     reason = f" ({pair.fallback_reason})" if pair.fallback_reason else ""
-    return f"{pair.model_name} with {drafter}: {pair.engine}{block}{reason}"
+    return f"target {pair.model_name}, {drafter}: {pair.engine}{block}{reason}"
 
 
 def _path(text: str) -> Path:
     if not text:
         raise RequestError("which file? write its path after the command", param="path")
     return Path(text).expanduser()
-
-
-@contextmanager
-def _interrupts(stop: Callable[[], None]) -> Iterator[None]:
-    """Let the first Ctrl-C call `stop`, and the next one raise KeyboardInterrupt."""
-
-    def stop_first(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, previous)
-        stop()
-
-    previous = signal.getsignal(signal.SIGINT) or signal.default_int_handler
-    signal.signal(signal.SIGINT, stop_first)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)

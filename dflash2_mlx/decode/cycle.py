@@ -70,7 +70,13 @@ class Cycle:
     """The cycles of one request."""
 
     def __init__(self, target: Target, proposer: Proposer, state: DecodeState, request: Request, keys: Keys) -> None:
-        self.target, self.proposer, self.state, self.request, self.keys = target, proposer, state, request, keys
+        self.target, self.proposer, self.state, self.request, self.keys = (
+            target,
+            proposer,
+            state,
+            request,
+            keys,
+        )
 
     def launch(self, anchor: int) -> Launched:
         """Send a whole cycle after `anchor`, the last emitted token, to the device; waits for nothing."""

@@ -63,7 +63,10 @@ class SamplingLaw:
         without penalties.
         """
         if self.logit_bias:
-            ids, values = mx.array(list(self.logit_bias)), mx.array(list(self.logit_bias.values()), logits.dtype)
+            ids, values = (
+                mx.array(list(self.logit_bias)),
+                mx.array(list(self.logit_bias.values()), logits.dtype),
+            )
             logits = logits.at[:, ids].add(values)
         if history is None:
             return logits
@@ -162,10 +165,13 @@ def _check_bias(bias: Mapping[Any, Any], vocab_size: int) -> dict[int, float]:
         try:
             number, amount = int(token), float(value)
         except (TypeError, ValueError):
-            raise RequestError(f"logit_bias {token!r}: {value!r} is not a token id and a number", param="logit_bias") from None
+            raise RequestError(
+                f"logit_bias {token!r}: {value!r} is not a token id and a number", param="logit_bias"
+            ) from None
         if not 0 <= number < vocab_size or not math.isfinite(amount):
             raise RequestError(
-                f"logit_bias {token!r}: {value!r} needs a token id below {vocab_size} and a finite number", param="logit_bias"
+                f"logit_bias {token!r}: {value!r} needs a token id below {vocab_size} and a finite number",
+                param="logit_bias",
             )
         out[number] = amount
     return out

@@ -64,7 +64,8 @@ class PlainDecoder:
 
     def read(self, step: Step) -> tuple[int, list[TokenLogprobs] | None]:
         """Wait for a launched step."""
-        token, finite = step.outcome.tolist()  # type: ignore[misc]
+        values: list[int] = step.outcome.tolist()  # type: ignore[assignment]
+        token, finite = values
         if not finite:
             raise DecodeError(not_finite(len(self.state.tokens)))
-        return token, step.logprobs.read([token]) if step.logprobs else None  # type: ignore[list-item]
+        return token, step.logprobs.read([token]) if step.logprobs else None

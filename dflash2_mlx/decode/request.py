@@ -64,7 +64,7 @@ def make_request(
         planned = ", which this version does not have yet" if verify_mode in _PLANNED_MODES else ""
         raise RequestError(f"verify_mode {verify_mode!r}{planned}: use one of {VERIFY_MODES}", param="verify_mode")
     block = checkpoint_block_size if block_size is None else _whole("block_size", block_size, 1, checkpoint_block_size)
-    hooks = {"progress": progress, "cancelled": cancelled, "cut": cut}
+    hooks: dict[str, Any] = {"progress": progress, "cancelled": cancelled, "cut": cut}
     return Request(
         prompt=_check_prompt(prompt, vocab_size),
         law=sampling_law(vocab_size=vocab_size, **law),

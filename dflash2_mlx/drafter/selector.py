@@ -21,7 +21,7 @@ def top_candidates(logits: mx.array, k: int) -> tuple[mx.array, mx.array]:
         ids = mx.argpartition(logits, kth=-k, axis=-1)[:, -k:]
         return ids, mx.take_along_axis(logits, ids, axis=-1)
     if vocab % _BLOCK:
-        logits = mx.pad(logits, ((0, 0), (0, -vocab % _BLOCK)), constant_values=-mx.inf)
+        logits = mx.pad(logits, [(0, 0), (0, -vocab % _BLOCK)], constant_values=-mx.inf)
     blocks = logits.reshape(rows, -1, _BLOCK)
     best = mx.argpartition(blocks.max(axis=-1), kth=-k, axis=-1)[:, -k:]  # (R, k) block numbers
     values = mx.take_along_axis(blocks, best[:, :, None], axis=1).reshape(rows, -1)
@@ -52,7 +52,7 @@ class CandidateSelector(nn.Module):
         gate = self.hidden_projection(hidden)[:, None]  # (R, 1, r)
         left = self.predecessor_codebook(predecessors) * gate
         right = self.successor_codebook(candidates)
-        edges = left @ right.swapaxes(1, 2)
+        edges: mx.array = left @ right.swapaxes(1, 2)
         return unary[:, None] + edges.astype(mx.float32)
 
 

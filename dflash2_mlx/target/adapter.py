@@ -14,7 +14,6 @@ from .recurrent import Recorder, equip_recurrent
 from .rollback import Transaction, flatten, unknown_kinds
 from .taps import TapSink, tap
 
-
 _EMBEDDINGS = ("embed_tokens", "embeddings", "wte", "tok_embeddings", "word_embeddings")
 
 
@@ -105,7 +104,9 @@ class Target:
             with transaction:
                 logits, taps = self.with_taps(tokens, caches)
         except KeyError as layer:
-            raise TargetError(f"layer {layer} of {self.model_type} is not called in a forward: it cannot be tapped") from None
+            raise TargetError(
+                f"layer {layer} of {self.model_type} is not called in a forward: it cannot be tapped"
+            ) from None
         transaction.commit(1)
         again = self(tokens[:, 1:], caches)
         shape = (1, rows, self.hidden_size)
@@ -119,7 +120,7 @@ def _close(a: mx.array, b: mx.array) -> bool:
     # Loose: one and several rows round differently in bfloat16; a wrong state is wrong by far more.
     scale = mx.maximum(mx.abs(b.astype(mx.float32)).max(), 1e-6)
     gap = mx.abs(a.astype(mx.float32) - b.astype(mx.float32)).max() / scale
-    return bool(gap.item() < 0.1)
+    return float(gap.item()) < 0.1  # type: ignore[arg-type]
 
 
 def _is_recurrent(cache: Any) -> bool:

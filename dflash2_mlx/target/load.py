@@ -14,7 +14,6 @@ from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
-from ..drafter.config import is_drafter, read_config
 from ..errors import CheckpointError, RequestError
 
 _DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -41,23 +40,19 @@ def load_target(
     """Load the chat model in `folder`, computing in `dtype` (float32, bfloat16 or float16; None: as stored).
 
     `dequantize` unpacks its matrices, for devices where packed ones are slow. Raises CheckpointError for a folder
-    that is no complete chat model, and says so when it holds a drafter.
+    that is no complete chat model.
     """
     if dtype is not None and dtype not in _DTYPES:
         raise RequestError(f"dtype {dtype!r}: use one of {sorted(_DTYPES)}", param="dtype")
-    if is_drafter(read_config(folder)):
-        raise CheckpointError(
-            f"{folder.name} is a DFlash drafter, no chat model: give it with --draft, and its target with --model"
-        )
     try:
         model, config = load_model(folder, lazy=True)
         tokenizer = load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
     except (ValueError, KeyError, FileNotFoundError) as error:
         raise CheckpointError(f"{folder} cannot be loaded as a chat model: {error}") from None
-    if dequantize:
-        model = dequantize_model(model)
     if dtype is not None:
         model.set_dtype(_DTYPES[dtype])
+    if dequantize:
+        model = dequantize_model(model)
     _evaluate(model, progress or (lambda share: None))
     return LoadedTarget(model, tokenizer, config, generation_defaults(folder))
 
@@ -78,7 +73,7 @@ def generation_defaults(folder: Path) -> dict[str, float]:
 
 def _evaluate(model: nn.Module, progress: Callable[[float], None]) -> None:
     """Read the weights module by module, so that there is progress to show."""
-    arrays = [array for _, array in tree_flatten(model.parameters())]
+    arrays: list[mx.array] = [array for _, array in tree_flatten(model.parameters())]  # type: ignore[misc, str-unpack]
     total, done = sum(array.nbytes for array in arrays) or 1, 0
     for array in arrays:
         mx.eval(array)

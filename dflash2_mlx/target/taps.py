@@ -26,7 +26,8 @@ class TapSink:
     @contextmanager
     def collecting(self) -> Iterator[dict[int, mx.array]]:
         """Collect for the forward inside; gives the rows (1, n, H) by layer number."""
-        self._rows = rows = {}
+        rows: dict[int, mx.array] = {}
+        self._rows = rows
         try:
             yield rows
         finally:

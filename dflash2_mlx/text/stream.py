@@ -69,7 +69,11 @@ def stream_generate(
     """
     stops = StopFilter(stop_strings(stop))
     ids = _prompt_ids(pair, prompt)
-    eos = () if ignore_eos else (pair.tokenizer.eos_token_ids if eos_token_ids is None and pair.tokenizer else eos_token_ids)
+    eos = (
+        ()
+        if ignore_eos
+        else (pair.tokenizer.eos_token_ids if eos_token_ids is None and pair.tokenizer else eos_token_ids)
+    )
     text = _Text(pair, stops, frozenset(eos or ()))
     request = make_request(
         ids,

@@ -1,0 +1,63 @@
+"""docs/cli.md says what the program says, and leaves nothing out."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from dflash2_mlx import cli
+from dflash2_mlx.chat.commands import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("update_docs", ROOT / "tools" / "update_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def docs(tool: ModuleType) -> str:
+    text: str = tool.DOCS.read_text(encoding="utf-8")
+    return text
+
+
+@pytest.mark.parametrize("columns", ["40", "200"])
+def test_the_docs_are_up_to_date(
+    columns: str, docs: str, tool: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert tool.updated(docs) == docs, "run `python tools/update_docs.py`"
+
+
+def test_a_difference_is_seen(docs: str, tool: ModuleType) -> None:
+    assert tool.updated(docs.replace("--top-k K", "--top-q K")) == docs
+    assert "--top-k K" in docs
+
+
+def test_every_command_has_its_block(docs: str, tool: ModuleType) -> None:
+    commands = [cli.PROGRAM, *(f"{cli.PROGRAM} {name}" for name in cli.COMMANDS)]
+    assert sorted(tool.blocks(docs)) == sorted([*commands, "chat commands"])
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_flag_is_documented_with_a_help_text(name: str, docs: str) -> None:
+    module = importlib.import_module(cli.COMMANDS[name][0])
+    for action in cli.command_parser(name, module)._actions:
+        assert action.help, f"{action.dest} has no help"
+        assert action.help != argparse.SUPPRESS
+        assert all(flag in docs for flag in action.option_strings)
+
+
+def test_every_chat_command_is_documented(docs: str) -> None:
+    assert all(f"\n{name} " in docs for name in COMMANDS)
