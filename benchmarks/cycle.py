@@ -8,6 +8,7 @@ Every round runs each arm once, in an order that rotates; medians and ratios are
 reference needs `pip install --no-deps dflash`. Tokens per cycle of the arms are comparable at temperature 0 only.
 """
 
+# ruff: noqa: I001
 from __future__ import annotations
 
 import argparse
@@ -22,12 +23,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import dflash2_mlx  # noqa: F401  (before mlx: it loads the BLAS)
 import mlx.core as mx
-
-import dflash2_mlx  # noqa: F401  (first: it loads the BLAS)
-from dflash2_mlx import Pair, load, stream_generate
+from dflash2_mlx import Pair, stream_generate
+from dflash2_mlx.decode.cycle import Cycle, Keys
+from dflash2_mlx.decode.prefill import prefill
+from dflash2_mlx.decode.request import make_request
+from dflash2_mlx.decode.state import DecodeState
 from dflash2_mlx.drafter.load import load_drafter
-from dflash2_mlx.drafter.propose import Drafter
+from dflash2_mlx.drafter.propose import Proposal
 from dflash2_mlx.target.adapter import Target
 
 PROMPT = "Write a short explanation of how a bicycle stays upright, then list five facts about bicycles."
@@ -137,19 +141,18 @@ def _timed(counts: Iterator[int]) -> list[tuple[float, int]]:
 
 def _demo() -> tuple[Path, Pair, Any]:
     """The embedded target in float32 with its drafter as published; the packaged one is packed at 4 bits."""
-    from mlx_lm.utils import dequantize_model, load_model
+    from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
     from dflash2_mlx.demo.paths import drafter_path, target_path
 
-    pair = load("demo", None, dtype="float32")
     folder = Path(tempfile.mkdtemp())
     _unpack(drafter_path(), folder)
-    pair = Pair(pair.target, load_drafter(folder, dtype="float32"), pair.tokenizer)
-    model, _ = load_model(target_path())
-    model = dequantize_model(model)
-    model.set_dtype(mx.float32)
-    mx.eval(model.parameters())
-    return folder, pair, model
+    models = []
+    for _ in range(2):
+        models.append(dequantize_model(load_model(target_path())[0]))
+        mx.eval(models[-1].parameters())
+    tokenizer = load_tokenizer(target_path())
+    return folder, Pair(Target(models[0]), load_drafter(folder, dtype="float32"), tokenizer), models[1]
 
 
 def _unpack(packed: Path, folder: Path) -> None:
@@ -230,43 +233,101 @@ def compare(bench: Bench, blocks: list[int], temps: list[float], rounds: int) ->
 
 
 def count_operations(arrays: list[mx.array]) -> int:
-    """Operations in the graph behind `arrays`, none of which has been evaluated."""
+    """Operations in the graph behind `arrays` that have not been evaluated yet."""
     dot = io.StringIO()
     mx.export_to_dot(dot, *arrays)
-    return dot.getvalue().count("shape=rectangle") or dot.getvalue().count("[label =")
+    return dot.getvalue().count("shape=rectangle")
 
 
 def count(bench: Bench, block: int) -> dict[str, int]:
-    """Operations of the draft in both engines, and of a whole cycle of ours."""
-    import dflash.model_mlx as reference
-
-    pair = bench.pair
-    drafter: Drafter | None = pair.drafter
-    assert drafter is not None
-    taps = [mx.random.normal((1, 40, pair.target.hidden_size)) for _ in drafter.config.target_layer_ids]
-    anchor = mx.array([5])
-    mx.eval(taps, anchor)
+    """Operations of a draft (context rows of the last cycle included) and of what follows it, in both engines."""
     out = {}
     for temperature in (0.0, 1.0):
-        context = drafter.new_context()
-        context.append([tap[:, :36] for tap in taps], 0)
-        mx.eval(context.arrays())
-        context.append([tap[:, 36:] for tap in taps], 36)
-        proposal = drafter.propose(pair.target, context, anchor, block, temperature=temperature, key=mx.random.key(0))
-        arrays = [a for a in (proposal.tokens, proposal.law, proposal.finite, *context.arrays()) if a is not None]
-        out[f"draft, ours, temperature {temperature:g}"] = count_operations(arrays)
-        bench.reference.bind(bench.model)
-        caches = reference.make_prompt_cache(bench.reference)
-        hidden = mx.concatenate(taps, axis=-1)
-        mask = drafter.config.mask_token_id
-        mx.eval(bench.reference.hidden_states(mx.array([[5, mask]]), hidden[:, :36], caches))
-        tokens, _, law = bench.reference.propose(
-            mx.array([[5] + [mask] * (block - 1)]), hidden[:, 36:], caches, temperature, logits_start=1
-        )
-        out[f"draft, reference, temperature {temperature:g}"] = count_operations(
-            [tokens] + ([law] if law is not None else [])
-        )
+        out[f"draft, ours, temperature {temperature:g}"] = _count_draft(bench, block, temperature)
+        out[f"draft, reference, temperature {temperature:g}"] = _count_reference(bench, block, temperature)
+        out[f"verify and accept, ours, temperature {temperature:g}"] = _count_rest(bench, block, temperature)
+    tokens = mx.array([list(range(block))])
+    out["verify alone (mlx-lm's forward)"] = count_operations([bench.model(tokens, bench.pair.target.new_cache())])
     return out
+
+
+def _taps(bench: Bench, rows: int) -> list[mx.array]:
+    taps = [mx.random.normal((1, rows, bench.pair.target.hidden_size)) for _ in bench.reference.config.target_layer_ids]
+    mx.eval(taps)
+    return taps
+
+
+def _count_draft(bench: Bench, block: int, temperature: float) -> int:
+    drafter, taps, anchor = bench.pair.drafter, _taps(bench, 40), mx.array([5])
+    assert drafter is not None
+    context = drafter.new_context()
+    context.append([tap[:, :36] for tap in taps], 0)
+    mx.eval(context.arrays(), anchor)
+    context.append([tap[:, 36:] for tap in taps], 36)
+    key = mx.random.key(0)
+    proposal = drafter.propose(bench.pair.target, context, anchor, block, temperature=temperature, key=key)
+    drafted = [array for array in (proposal.tokens, proposal.law, proposal.finite) if array is not None]
+    return count_operations([*drafted, *context.arrays()])
+
+
+def _count_reference(bench: Bench, block: int, temperature: float) -> int:
+    import dflash.model_mlx as reference
+
+    draft, hidden = bench.reference, mx.concatenate(_taps(bench, 40), axis=-1)
+    draft.bind(bench.model)
+    caches = reference.make_prompt_cache(draft)
+    mask = draft.config.mask_token_id
+    mx.eval(draft.hidden_states(mx.array([[5, mask]]), hidden[:, :36], caches), [cache.state for cache in caches])
+    tokens, _, law = draft.propose(
+        mx.array([[5] + [mask] * (block - 1)]), hidden[:, 36:], caches, temperature, logits_start=1
+    )
+    return count_operations([tokens] if law is None else [tokens, law])
+
+
+def _count_rest(bench: Bench, block: int, temperature: float) -> int:
+    pair = bench.pair
+    state = pair.new_state()
+    request = make_request(
+        bench.prompt, vocab_size=pair.target.vocab_size, checkpoint_block_size=block, temperature=temperature, seed=1
+    )
+    prefill(pair.target, state, request)
+    assert pair.drafter is not None
+    with patch.object(mx, "async_eval", lambda *arrays: None):
+        cycle = Cycle(pair.target, pair.drafter, state, request, Keys(1))
+        with patch.object(cycle, "_propose", lambda *_: _given(block, temperature)):
+            launched = cycle.launch(5)
+    return count_operations([launched.outcome])
+
+
+def _given(block: int, temperature: float) -> Proposal:
+    tokens, law = mx.arange(block - 1), mx.ones((block - 1, 16)) / 16
+    candidates, finite = mx.arange((block - 1) * 16).reshape(-1, 16), mx.array(True)
+    mx.eval(tokens, law, candidates, finite)
+    return Proposal(tokens, candidates, law, finite) if temperature else Proposal(tokens, None, None, finite)
+
+
+def measure_prefill(bench: Bench, lengths: list[int]) -> list[dict[str, float]]:
+    """Peak memory in MB above what is loaded, of prefill with a drafter and without."""
+    rows = []
+    for length in lengths:
+        prompt = [(7 * i) % 1000 for i in range(length)]
+        request = make_request(prompt, vocab_size=bench.pair.target.vocab_size, checkpoint_block_size=8)
+        row: dict[str, float] = {"prompt": length}
+        for name, drafter in (("plain", None), ("with drafter", bench.pair.drafter)):
+            state = DecodeState(bench.pair.target, drafter)
+            mx.clear_cache()
+            mx.reset_peak_memory()
+            before, start = mx.get_active_memory(), time.perf_counter()
+            prefill(bench.pair.target, state, request)
+            row[f"{name}, MB"] = round((mx.get_peak_memory() - before) / 1e6, 1)
+            row[f"{name}, s"] = round(time.perf_counter() - start, 2)
+            del state
+        row["peak ratio, weights included"] = round(
+            (row["with drafter, MB"] + before / 1e6) / (row["plain, MB"] + before / 1e6), 3
+        )
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+    return rows
 
 
 def main() -> None:
@@ -281,9 +342,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     bench = Bench(options.pair, options.tokens)
+    result: Any
     if options.count:
-        result: Any = count(bench, 8)
+        result = count(bench, 8)
         print(json.dumps(result, indent=2))
+    elif options.prefill:
+        result = measure_prefill(bench, [512, 2049, 4097])
     else:
         blocks = [int(b) for b in options.blocks.split(",")]
         temps = [float(t) for t in options.temps.split(",")]

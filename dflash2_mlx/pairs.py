@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
-from . import hub
+from . import _blas, hub
 from .decode.state import DecodeState
 from .decode.stats import Stats
 from .drafter.config import DrafterConfig, is_drafter, read_config
@@ -171,12 +171,7 @@ def _load_target(model: str, dtype: str | None, report: Progress) -> Pair:
             f"{model} is a DFlash drafter, no chat model: give it with --draft, its target with --model"
         )
     unpack = model == DEMO and _packed_is_slow()
-    loaded = load_target(
-        folder,
-        dtype=dtype or ("float32" if unpack else None),
-        dequantize=unpack,
-        progress=lambda share: report("target", share),
-    )
+    loaded = load_target(folder, dtype=dtype, dequantize=unpack, progress=lambda share: report("target", share))
     return Pair(
         Target(loaded.model),
         tokenizer=loaded.tokenizer,
@@ -206,5 +201,5 @@ def _with_drafter(pair: Pair, name: str, quantize: str | None, report: Progress)
 
 
 def _packed_is_slow() -> bool:
-    """MLX's CPU backend runs packed products without a BLAS: figures in docs/log.md."""
-    return bool(mx.default_device() == mx.cpu)
+    """Whether packed products cost more than plain ones: MLX's CPU backend runs them without a BLAS (docs/log.md)."""
+    return bool(mx.default_device() == mx.cpu) and _blas.status().library is not None

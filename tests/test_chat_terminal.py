@@ -23,6 +23,7 @@ from rich.console import Console
 from dflash2_mlx import cli
 from dflash2_mlx.chat import backend as backend_module
 from dflash2_mlx.chat import commands
+from dflash2_mlx.chat.keyboard import no_echo
 from dflash2_mlx.chat.options import ModelChoice
 from dflash2_mlx.chat.reader import CommandCompleter, PlainReader, TerminalReader, history_on_disk
 from dflash2_mlx.chat.render import (
@@ -189,6 +190,32 @@ def test_a_conversation() -> None:
     assert "target demo, drafter demo-drafter: dflash2, block size 4" in talk.notes
 
 
+def test_a_conversation_through_the_line_editor(keyboard: PipeInput) -> None:
+    talk = Talk(FakeBackend(["one", "two", "three"]))
+    keyboard.send_text("a" + ENTER + paste("/undo") + ENTER + "c" + CTRL_C + "/undo" + ENTER)
+    keyboard.send_text('"""b' + ENTER + 'b"""' + ENTER + CTRL_D)
+    Repl(talk.session, ModelChoice(), talk.backend, editor(keyboard), PlainScreen(talk.out, talk.err)).run()
+    assert talk.said == ["a", "one", "b\nb", "three"]
+
+
+def test_typing_ahead_is_not_echoed(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pty
+    import termios
+
+    leader, follower = pty.openpty()
+
+    def echoes() -> bool:
+        return bool(termios.tcgetattr(follower)[3] & termios.ECHO)
+
+    with open(follower, encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        with suppress(KeyboardInterrupt), no_echo():
+            assert not echoes()
+            raise KeyboardInterrupt
+        assert echoes()
+    os.close(leader)
+
+
 def test_ctrl_c_at_the_prompt_stays_and_ctrl_d_leaves() -> None:
     talk = Talk(FakeBackend(["one"]))
     talk.type(KeyboardInterrupt, "a", EOFError, "never read")
@@ -256,9 +283,7 @@ def test_system_and_think() -> None:
 
 def test_set() -> None:
     talk = Talk(pair=FakePair(defaults={"top_p": 0.9}))
-    talk.type(
-        "/set", "/set temp 0.5", "/set stop ###", '/set logit-bias {"4": 2}', '/set logit_bias {"x": 2}'
-    )
+    talk.type("/set", "/set temp 0.5", "/set stop ###", '/set logit-bias {"4": 2}', '/set logit_bias {"x": 2}')
     assert "top_p = 0.9" in talk.notes
     assert talk.session.parameters == {"temperature": 0.5, "stop": "###", "logit_bias": {4: 2.0}}
     assert "a logit bias maps ids to numbers" in talk.notes
@@ -328,9 +353,7 @@ def test_plain_thinking_stands_between_tags() -> None:
     assert talk.out.getvalue() == "<think>\nhm\n</think>\n\nyes\n"
 
 
-def test_the_command_without_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     double = FakeBackend(["one", "two"])
     monkeypatch.setattr(backend_module, "Library", lambda: double)
     monkeypatch.setattr(sys, "stdin", io.StringIO("a\n/set temp 0.5\nb\n"))
@@ -347,9 +370,7 @@ def test_the_command_without_a_terminal(
 def screen_after(written: str, height: int = 12) -> list[str]:
     """The lines that a terminal of `height` rows has shown and shows: a small emulator of what rich sends."""
     lines, row, column = [""], 0, 0
-    for token in re.findall(
-        r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|.|\n", written, re.DOTALL
-    ):
+    for token in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|.|\n", written, re.DOTALL):
         if token == "\n":
             row, column = row + 1, 0
             lines += [""] * (row + 1 - len(lines))
@@ -372,9 +393,7 @@ def draw(pieces: list[Piece], monkeypatch: pytest.MonkeyPatch, *, height: int = 
     ticks = iter(range(10**6))
     monkeypatch.setattr("dflash2_mlx.chat.render.time.monotonic", lambda: float(next(ticks) * 1000))
     out = io.StringIO()
-    console = Console(
-        file=out, force_terminal=True, width=60, height=height, color_system=None, highlight=False
-    )
+    console = Console(file=out, force_terminal=True, width=60, height=height, color_system=None, highlight=False)
     with TerminalScreen(console).answer() as answer:
         for piece in pieces:
             answer.feed(piece)
@@ -406,9 +425,7 @@ def test_a_block_longer_than_the_screen(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_thinking_comes_before_the_answer_and_keeps_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces = [Piece("thinking", t) for t in ("\nfirst\n", "\nsec", "ond\nthird\n")] + pieces_of(
-        "\n\nThe *answer*."
-    )
+    pieces = [Piece("thinking", t) for t in ("\nfirst\n", "\nsec", "ond\nthird\n")] + pieces_of("\n\nThe *answer*.")
     lines, written = draw(pieces, monkeypatch)
     assert [line for line in lines if line] == ["  first", "  second", "  third", "The answer."]
     assert "\x1b[?25h" in written, "the cursor is shown again"

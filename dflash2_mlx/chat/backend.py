@@ -29,9 +29,7 @@ class Library:
     def load(self, choice: ModelChoice, progress: LoadProgress | None) -> Pair:
         from dflash2_mlx.pairs import load
 
-        return load(
-            choice.model, choice.draft, quantize=choice.draft_quant, dtype=choice.dtype, progress=progress
-        )
+        return load(choice.model, choice.draft, quantize=choice.draft_quant, dtype=choice.dtype, progress=progress)
 
     def stream(self, pair: Pair, prompt: str | list[int], **parameters: Any) -> Iterator[Any]:
         from dflash2_mlx.text.stream import stream_generate

@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, backend: Backend | None = None) -> int:
     from dflash2_mlx.chat.backend import Library
+    from dflash2_mlx.chat.keyboard import no_echo
     from dflash2_mlx.chat.progress import loading
     from dflash2_mlx.chat.reader import PlainReader, TerminalReader
     from dflash2_mlx.chat.render import screen
@@ -28,7 +29,7 @@ def run(args: argparse.Namespace, backend: Backend | None = None) -> int:
 
     backend = backend or Library()
     choice = options.model_choice(args)
-    with loading() as progress:
+    with no_echo(), loading() as progress:
         pair = backend.load(choice, progress)
     session = Session(
         pair,

@@ -76,9 +76,7 @@ def quoted(text: str) -> str:
 
 def help_lines() -> list[str]:
     width = max(len(f"{name} {command.arguments}") for name, command in COMMANDS.items())
-    lines = [
-        f"{name + ' ' + command.arguments:<{width}}  {command.help}" for name, command in COMMANDS.items()
-    ]
+    lines = [f"{name + ' ' + command.arguments:<{width}}  {command.help}" for name, command in COMMANDS.items()]
     return [
         *lines,
         "",

@@ -18,22 +18,16 @@ _TIGHT = 0.8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "Exit code 1 when the pair is not on this machine, does not fit together or does not fit in memory."
-    )
+    parser.epilog = "Exit code 1 when the pair is not on this machine, does not fit together or does not fit in memory."
     group = parser.add_argument_group("pair")
-    group.add_argument(
-        "--model", default="demo", metavar="ID|PATH", help="target (default: the embedded demo)"
-    )
+    group.add_argument("--model", default="demo", metavar="ID|PATH", help="target (default: the embedded demo)")
     group.add_argument(
         "--draft",
         default="auto",
         metavar="auto|none|ID|PATH",
         help="drafter: the one known for the model, none, or a given one (default: auto)",
     )
-    group.add_argument(
-        "--draft-quant", default="off", metavar="SPEC|off", help="such as w4a16:gs64 (default: off)"
-    )
+    group.add_argument("--draft-quant", default="off", metavar="SPEC|off", help="such as w4a16:gs64 (default: off)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -110,9 +104,7 @@ def pair(model: str, draft: str | None, draft_quant: str | None, available: int 
         if drafter is not None:
             raw = read_config(drafter)
             size = (
-                facts.packed_bytes(drafter, spec.weight_bits, spec.group_size)
-                if spec
-                else facts.weight_bytes(drafter)
+                facts.packed_bytes(drafter, spec.weight_bits, spec.group_size) if spec else facts.weight_bytes(drafter)
             )
             found["drafter"] = {"folder": str(drafter), **_about(raw), "bytes": size}
             parsed = parse_config(raw)
@@ -152,9 +144,7 @@ def target_facts(config: dict[str, Any]) -> TargetFacts:
     from dflash2_mlx.pairs import TargetFacts
 
     if is_drafter(config):
-        raise CheckpointError(
-            "this is a drafter, no chat model: give it with --draft, and its target with --model"
-        )
+        raise CheckpointError("this is a drafter, no chat model: give it with --draft, and its target with --model")
     text = facts.text_config(config)
     try:
         return TargetFacts(*(int(text[name]) for name in ("hidden_size", "num_hidden_layers", "vocab_size")))
@@ -219,13 +209,9 @@ def lines(found: dict[str, Any]) -> list[str]:
 
 
 def _pair_lines(found: dict[str, Any]) -> list[str]:
-    rows: list[tuple[str, str]] = [
-        (part, _part_line(found[part])) for part in ("target", "drafter") if part in found
-    ]
+    rows: list[tuple[str, str]] = [(part, _part_line(found[part])) for part in ("target", "drafter") if part in found]
     if "drafter" not in found and "error" not in found:
-        known = (
-            "none asked for" if found["draft"] is None else "none is known for this target: plain decoding"
-        )
+        known = "none asked for" if found["draft"] is None else "none is known for this target: plain decoding"
         rows.append(("drafter", known))
     rows += [("reason", reason) for reason in found.get("reasons", [])]
     if "error" in found:

@@ -103,17 +103,13 @@ def _header(file: Path) -> dict[str, Tensor]:
                 raise ValueError("its header is too long")
             entries = json.loads(stream.read(length))
         found = {
-            name: Tensor(
-                entry["dtype"], tuple(entry["shape"]), entry["data_offsets"][1] - entry["data_offsets"][0]
-            )
+            name: Tensor(entry["dtype"], tuple(entry["shape"]), entry["data_offsets"][1] - entry["data_offsets"][0])
             for name, entry in entries.items()
             if name != "__metadata__"
         }
         missing = 8 + length + sum(tensor.size for tensor in found.values()) - file.stat().st_size
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise CheckpointError(
-            f"{file} is no readable safetensors file ({error}): download it again"
-        ) from error
+        raise CheckpointError(f"{file} is no readable safetensors file ({error}): download it again") from error
     if missing > 0:
         raise CheckpointError(f"{file} is {missing} bytes too short: download it again")
     return found

@@ -13,7 +13,7 @@ _FINISH = {"length": "cut at max_tokens", "cancelled": "stopped"}
 def figures_line(stats: Mapping[str, Any], finish_reason: str | None) -> str:
     """One line: tokens and speed of the answer, of the prompt, and how it was decoded."""
     parts = [
-        f"{stats['generation_tokens']} tokens at {stats['generation_tps']:.1f}/s",
+        _answer(stats),
         f"{stats['tokens_per_cycle']:.2f} per cycle",
         f"prompt {stats['prompt_tokens']} ({stats['cached_tokens']} kept) at {stats['prompt_tps']:.0f}/s",
         _engine(stats),
@@ -26,11 +26,10 @@ def figures_line(stats: Mapping[str, Any], finish_reason: str | None) -> str:
 def stats_lines(stats: Mapping[str, Any]) -> list[str]:
     """All figures of an answer, one a line, then a bar for each drafted position."""
     prompt = f"{stats['prompt_tokens']} tokens, {stats['cached_tokens']} of them kept in the caches"
-    answer = f"{stats['generation_tokens']} tokens in {stats['cycles']} cycles"
     block = f"block size {stats['block_size']}, drafter weights {stats['draft_quant']}"
     lines = [
         f"prompt      {prompt}, {stats['prompt_tps']:.1f}/s",
-        f"answer      {answer}, {stats['generation_tps']:.1f}/s",
+        f"answer      {_answer(stats)}, {stats['cycles']} cycles",
         f"accepted    {stats['accepted_tokens']} drafts, {stats['tokens_per_cycle']:.2f} tokens per cycle",
         f"engine      {_engine(stats)}, {block}",
         f"memory      {stats['peak_memory_gb']:.2f} GB at the most",
@@ -56,11 +55,13 @@ def _bar(share: float) -> str:
     return bar.ljust(_BAR, "·")
 
 
+def _answer(stats: Mapping[str, Any]) -> str:
+    """Tokens and their speed, which one token alone does not have."""
+    count = stats["generation_tokens"]
+    return "1 token" if count == 1 else f"{count} tokens at {stats['generation_tps']:.1f}/s"
+
+
 def _engine(stats: Mapping[str, Any]) -> str:
-    mode = (
-        ""
-        if stats["verify_mode"] == "dflash" or stats["engine"] == "plain"
-        else f", verify {stats['verify_mode']}"
-    )
+    mode = "" if stats["verify_mode"] == "dflash" or stats["engine"] == "plain" else f", verify {stats['verify_mode']}"
     reason = f" (no drafter: {stats['fallback_reason']})" if stats["fallback_reason"] else ""
     return f"{stats['engine']}{mode}{reason}"

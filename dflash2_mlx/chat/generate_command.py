@@ -21,19 +21,13 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{parser.prog} [options] [PROMPT|-]"
-    parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="the prompt; - or none reads it from stdin"
-    )
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help="the prompt; - or none reads it from stdin")
     options.add_model_arguments(parser)
     options.add_prompt_arguments(parser)
-    parser.add_argument(
-        "--raw", action="store_true", help="give the prompt to the model as it is, without template"
-    )
+    parser.add_argument("--raw", action="store_true", help="give the prompt to the model as it is, without template")
     options.add_sampling_arguments(parser)
     group = parser.add_argument_group("output")
-    group.add_argument(
-        "--json", action="store_true", help="print one JSON object instead of streaming the text"
-    )
+    group.add_argument("--json", action="store_true", help="print one JSON object instead of streaming the text")
     group.add_argument(
         "--logprobs",
         type=int,

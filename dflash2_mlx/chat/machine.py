@@ -62,13 +62,7 @@ def device() -> dict[str, Any]:
 
 def memory() -> Memory:
     """Of the machine, or of the container where that has less."""
-    read = (
-        _linux_memory
-        if sys.platform == "linux"
-        else _darwin_memory
-        if sys.platform == "darwin"
-        else _no_memory
-    )
+    read = _linux_memory if sys.platform == "linux" else _darwin_memory if sys.platform == "darwin" else _no_memory
     total, available = read()
     for limit_file, usage_file in _CGROUPS:
         limit, usage = _number(limit_file), _number(usage_file)

@@ -53,9 +53,7 @@ class ModelChoice:
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
-    group.add_argument(
-        "--model", default="demo", metavar="ID|PATH", help="target model (default: the embedded demo)"
-    )
+    group.add_argument("--model", default="demo", metavar="ID|PATH", help="target model (default: the embedded demo)")
     group.add_argument(
         "--draft",
         default="auto",
@@ -77,51 +75,29 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "decoding (defaults: the checkpoint's generation_config, then the library's)"
-    )
+    group = parser.add_argument_group("decoding (defaults: the checkpoint's generation_config, then the library's)")
     group.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of one answer")
     group.add_argument("--temp", type=float, metavar="T", help="temperature; 0 is greedy")
     group.add_argument("--top-p", type=float, metavar="P", help="keep the most likely tokens up to this mass")
-    group.add_argument(
-        "--top-k", type=int, metavar="K", help="keep this many of the most likely tokens; 0 is all"
-    )
-    group.add_argument(
-        "--min-p", type=float, metavar="P", help="drop tokens below this share of the likeliest"
-    )
+    group.add_argument("--top-k", type=int, metavar="K", help="keep this many of the most likely tokens; 0 is all")
+    group.add_argument("--min-p", type=float, metavar="P", help="drop tokens below this share of the likeliest")
     group.add_argument("--seed", type=int, metavar="N", help="makes sampling repeatable")
     group.add_argument("--repetition-penalty", type=float, metavar="X", help="factor against recent tokens")
-    group.add_argument(
-        "--repetition-context-size", type=int, metavar="N", help="how many tokens are recent for it"
-    )
-    group.add_argument(
-        "--presence-penalty", type=float, metavar="X", help="taken from tokens that occurred recently"
-    )
-    group.add_argument(
-        "--presence-context-size", type=int, metavar="N", help="how many tokens are recent for it"
-    )
-    group.add_argument(
-        "--frequency-penalty", type=float, metavar="X", help="taken for each recent occurrence"
-    )
-    group.add_argument(
-        "--frequency-context-size", type=int, metavar="N", help="how many tokens are recent for it"
-    )
-    group.add_argument(
-        "--logit-bias", type=logit_bias, metavar="JSON", help='added to logits, such as {"42": -5}'
-    )
+    group.add_argument("--repetition-context-size", type=int, metavar="N", help="how many tokens are recent for it")
+    group.add_argument("--presence-penalty", type=float, metavar="X", help="taken from tokens that occurred recently")
+    group.add_argument("--presence-context-size", type=int, metavar="N", help="how many tokens are recent for it")
+    group.add_argument("--frequency-penalty", type=float, metavar="X", help="taken for each recent occurrence")
+    group.add_argument("--frequency-context-size", type=int, metavar="N", help="how many tokens are recent for it")
+    group.add_argument("--logit-bias", type=logit_bias, metavar="JSON", help='added to logits, such as {"42": -5}')
     group.add_argument(
         "--stop",
         action="append",
         metavar="TEXT",
         help="end the answer before this text; may be given up to four times",
     )
-    group.add_argument(
-        "--block-size", type=int, metavar="N", help="rows of a block, anchor included; 1 is plain"
-    )
+    group.add_argument("--block-size", type=int, metavar="N", help="rows of a block, anchor included; 1 is plain")
     group.add_argument("--verify-mode", metavar="MODE", help="dflash, or off for plain decoding")
-    group.add_argument(
-        "--prefill-step-size", type=int, metavar="N", help="prompt tokens of one prefill chunk"
-    )
+    group.add_argument("--prefill-step-size", type=int, metavar="N", help="prompt tokens of one prefill chunk")
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:

@@ -100,9 +100,7 @@ class TerminalAnswer:
         started = time.monotonic()
         if started < self._next_refresh:
             return
-        done = (
-            finished_thinking(self._growing) if self._kind == "thinking" else finished_markdown(self._growing)
-        )
+        done = finished_thinking(self._growing) if self._kind == "thinking" else finished_markdown(self._growing)
         finished, self._growing = self._growing[:done], self._growing[done:]
         self._live.update(_Tail(_block(self._kind, self._growing)))
         self._print(finished)  # draws what is live below it, too
@@ -114,9 +112,7 @@ class TerminalAnswer:
     def waiting(self, done: int, total: int) -> None:
         """The prompt is still being read."""
         if done < total:
-            self._live.update(
-                Text(f"reading the prompt: {done} of {total} tokens", style="dim"), refresh=True
-            )
+            self._live.update(Text(f"reading the prompt: {done} of {total} tokens", style="dim"), refresh=True)
 
     def _print(self, text: str) -> None:
         """Print finished blocks: an empty line before each, but none within one thought."""
@@ -196,9 +192,7 @@ def finished_markdown(text: str) -> int:
     """
     complete = text[: text.rfind("\n") + 1]
     starts = [
-        token.map[0]
-        for token in _PARSER.parse(complete)
-        if token.level == 0 and token.map and token.nesting >= 0
+        token.map[0] for token in _PARSER.parse(complete) if token.level == 0 and token.map and token.nesting >= 0
     ]
     return len("\n".join(complete.split("\n")[: starts[-1]])) + 1 if len(starts) > 1 else 0
 
@@ -227,8 +221,6 @@ class _Tail:
         self._block = block
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for line in console.render_lines(self._block, options.update(height=None), pad=False)[
-            2 - console.height :
-        ]:
+        for line in console.render_lines(self._block, options.update(height=None), pad=False)[2 - console.height :]:
             yield from line
             yield Segment.line()

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 class Repl:
     """Ties a conversation to a reader and a screen."""
 
-    def __init__(
-        self, session: Session, choice: ModelChoice, backend: Backend, reader: Reader, screen: Screen
-    ) -> None:
+    def __init__(self, session: Session, choice: ModelChoice, backend: Backend, reader: Reader, screen: Screen) -> None:
         self.session = session
         self._choice = choice
         self._backend = backend
@@ -122,9 +120,7 @@ class Repl:
 
     def _think(self, choice: str) -> None:
         if choice and choice not in (*REASONING, "default"):
-            raise RequestError(
-                f"/think {choice}: it takes {', '.join(REASONING)} or default", param="reasoning"
-            )
+            raise RequestError(f"/think {choice}: it takes {', '.join(REASONING)} or default", param="reasoning")
         if choice:
             self.session.set_reasoning(None if choice == "default" else choice)
         self._screen.note(f"thinking: {self.session.reasoning or 'as the model does by default'}")
@@ -132,9 +128,7 @@ class Repl:
     def _set(self, rest: str) -> None:
         name, *value = rest.split(maxsplit=1) or [""]
         if value:
-            self.session.set_parameter(
-                name, None if value[0] == "default" else parameter_value(name, value[0])
-            )
+            self.session.set_parameter(name, None if value[0] == "default" else parameter_value(name, value[0]))
         force = self.session.parameters_in_force()
         shown = {parameter_name(name): force.get(parameter_name(name), "default")} if name else force
         self._screen.note(
@@ -154,14 +148,12 @@ class Repl:
     def _swap(self, choice: ModelChoice) -> None:
         """Load another pair. The old one stays until the new one is there, and when it does not come."""
         try:
-            with loading() as progress:
+            with no_echo(), loading() as progress:
                 pair = self._backend.load(choice, progress)
             notes = self.session.adopt(pair)
         except KeyboardInterrupt:
             self._screen.error("loading was stopped; the pair stays as it was")
-        except (
-            Exception
-        ) as error:  # a checkpoint may fail in any library below: the conversation must not be lost
+        except Exception as error:  # a checkpoint may fail in any library below: the conversation must not be lost
             reason = str(error) if isinstance(error, DFlashError) else f"{type(error).__name__}: {error}"
             self._screen.error(f"could not load it: {' '.join(reason.split())}. The pair stays as it was.")
         else:

@@ -71,9 +71,7 @@ class Session:
                 notes.append(str(error))
         return notes
 
-    def send(
-        self, text: str, *, progress: Callable[[int, int], None] | None = None
-    ) -> Generator[thinking.Piece]:
+    def send(self, text: str, *, progress: Callable[[int, int], None] | None = None) -> Generator[thinking.Piece]:
         """Say something and yield the answer as it comes. `progress` hears of (prompt tokens done, all)."""
         yield from self._turn([*self.messages, {"role": "user", "content": text}], progress)
 
@@ -148,9 +146,7 @@ class Session:
         self.system, self.reasoning, self.parameters = saved.system, saved.reasoning, saved.parameters
         return saved
 
-    def _turn(
-        self, messages: list[Message], progress: Callable[[int, int], None] | None
-    ) -> Generator[thinking.Piece]:
+    def _turn(self, messages: list[Message], progress: Callable[[int, int], None] | None) -> Generator[thinking.Piece]:
         """Answer `messages`, whose last one is the user's; the conversation changes with the first step."""
         self._stopped = False
         prompt = self._render(messages)
@@ -182,9 +178,7 @@ class Session:
 
     def _render(self, messages: list[Message]) -> str:
         system = [{"role": "system", "content": self.system}] if self.system else []
-        return self._template.render(
-            [*system, *messages], reasoning=self.reasoning, extra=self.template_arguments
-        )
+        return self._template.render([*system, *messages], reasoning=self.reasoning, extra=self.template_arguments)
 
     def _keep(
         self, messages: list[Message], prompt: str, ids: list[int], text: str, tokens: list[int], finish: str

@@ -47,9 +47,7 @@ class Conversation(BaseModel):
         if unknown:
             raise ValueError(f"unknown parameters {unknown}")
         if isinstance(self.parameters.get("logit_bias"), dict):
-            self.parameters["logit_bias"] = bias_map(
-                self.parameters["logit_bias"]
-            )  # JSON knows only text keys
+            self.parameters["logit_bias"] = bias_map(self.parameters["logit_bias"])  # JSON knows only text keys
         return self
 
 
@@ -59,15 +57,11 @@ def write(path: Path, conversation: Conversation) -> None:
     Raises RequestError when the file cannot be written.
     """
     if os.path.exists(path) and not _is_conversation(path):
-        raise RequestError(
-            f"{path} is there already and holds no conversation: choose another name", param="path"
-        )
+        raise RequestError(f"{path} is there already and holds no conversation: choose another name", param="path")
     text = conversation.model_dump_json(indent=2)
     scratch = None
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=".", delete=False
-        ) as file:
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=".", delete=False) as file:
             scratch = Path(file.name)
             file.write(text + "\n")
             file.flush()

@@ -33,9 +33,7 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         if not getattr(tokenizer, "has_chat_template", False):
-            raise RequestError(
-                "the model's tokenizer has no chat template: use `generate --raw`", param="model"
-            )
+            raise RequestError("the model's tokenizer has no chat template: use `generate --raw`", param="model")
         self.tokenizer = tokenizer
         self._source = _template_text(tokenizer)
         self._controls = control_tokens(tokenizer, self._source)
@@ -60,9 +58,7 @@ class ChatTemplate:
         arguments = {**self.reasoning_arguments(reasoning), **(extra or {})}
         guarded = [{key: self.guard(value) for key, value in message.items()} for message in messages]
         try:
-            text = self.tokenizer.apply_chat_template(
-                guarded, tokenize=False, add_generation_prompt=True, **arguments
-            )
+            text = self.tokenizer.apply_chat_template(guarded, tokenize=False, add_generation_prompt=True, **arguments)
         except Exception as error:  # whatever a template of unknown origin raises: it runs as code
             raise RequestError(
                 f"the model's chat template refuses these messages: {error}", param="messages"
@@ -150,9 +146,7 @@ def _switch(choice: str, switch: str | None, effort: str | None) -> dict[str, An
     if switch is not None:
         return {switch: choice == "on"}
     if effort is None:
-        raise RequestError(
-            f"reasoning {choice!r}: the model's chat template knows no reasoning", param="reasoning"
-        )
+        raise RequestError(f"reasoning {choice!r}: the model's chat template knows no reasoning", param="reasoning")
     if choice == "off":
         raise RequestError(
             "reasoning 'off': the template has no switch for it, only low, medium and high", param="reasoning"

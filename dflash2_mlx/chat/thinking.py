@@ -56,9 +56,7 @@ class Splitter:
     def _leave_start(self) -> None:
         """Thinking opens before anything else is said; later the same characters are text."""
         head = self._held.lstrip()
-        if self._state == _START and not any(
-            m.startswith(head) or head.startswith(m) for m, _ in self._markers()
-        ):
+        if self._state == _START and not any(m.startswith(head) or head.startswith(m) for m, _ in self._markers()):
             self._state = _ANSWER
 
     def _markers(self) -> Sequence[tuple[str, str]]:
@@ -92,9 +90,7 @@ def splitter_for(tokenizer: Any, prompt: str) -> Splitter:
     start = getattr(tokenizer, "think_start", None) or "<think>"
     end = getattr(tokenizer, "think_end", None) or "</think>"
     opened = prompt.rstrip().endswith(start)
-    return Splitter(
-        {_START: [(start, _THINKING)], _THINKING: [(end, _ANSWER)]}, _THINKING if opened else _START
-    )
+    return Splitter({_START: [(start, _THINKING)], _THINKING: [(end, _ANSWER)]}, _THINKING if opened else _START)
 
 
 def split(splitter: Splitter, text: str) -> tuple[str, str]:

@@ -17,6 +17,8 @@ from .request import Request
 from .state import DecodeState
 from .stats import Stats
 
+_CLEAR_EVERY = 256  # tokens between releases of unused buffers, as in mlx-lm's own loop
+
 
 @dataclass(frozen=True)
 class TokenStep:
@@ -142,6 +144,8 @@ class _Run:
             keep = limit
             reason = "length" if limit == self.left else None
         self.left -= keep
+        if self.left % _CLEAR_EVERY < keep:
+            mx.clear_cache()
         self.stats.count_tokens(keep)
         return TokenStep(tokens[:keep], min(accepted, keep), reason, logprobs and logprobs[:keep], self.stats)
 

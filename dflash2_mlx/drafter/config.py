@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +104,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"no config.json in {folder}: not a model folder") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # not JSON, or not even text
         raise CheckpointError(f"{path} is not valid JSON ({error}): download it again") from None
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} holds {type(config).__name__}, expected an object")
@@ -186,7 +187,7 @@ class _Keys:
             if default is None:
                 raise CheckpointError(f"the drafter's config has no {name!r}, which has no default")
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise CheckpointError(f"{name} is {value!r}, expected a number")
         return float(value)
 
@@ -221,7 +222,7 @@ class _Keys:
     def layer_ids(self) -> tuple[int, ...]:
         ids = self.get("target_layer_ids")
         depth = self.integer("num_target_layers")
-        if not isinstance(ids, list) or not ids or any(type(i) not in (int, float) or i != int(i) for i in ids):
+        if not isinstance(ids, list) or not ids or any(type(i) not in (int, float) or i % 1 != 0 for i in ids):
             raise CheckpointError(f"target_layer_ids is {ids!r}, expected a list of layer numbers")
         out = [int(i) for i in ids]
         bad = [i for i in out if not 0 <= i < depth]

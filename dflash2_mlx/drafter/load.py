@@ -55,7 +55,7 @@ def read_weights(folder: Path) -> dict[str, mx.array]:
     files = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
     if index.exists():
-        named = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        named = _indexed_files(index)
         missing = sorted(named - {file.name for file in files})
         if missing:
             raise CheckpointError(f"{folder} lacks {missing}: the download is incomplete, fetch it again")
@@ -73,6 +73,13 @@ def read_weights(folder: Path) -> dict[str, mx.array]:
             raise CheckpointError(f"{file.name} repeats tensors of another file: {twice[:3]}")
         weights.update(tensors)
     return weights
+
+
+def _indexed_files(index: Path) -> set[str]:
+    try:
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{index} is no index of shards ({error!r}): fetch it again") from None
 
 
 def _refuse_foreign_packing(raw: dict[str, Any]) -> None:
@@ -95,4 +102,9 @@ def _mirror_packing(model: DraftModel, weights: dict[str, mx.array]) -> None:
         found: dict[str, Any] = infer_quant_config(path, module, weights)
         return found
 
-    nn.quantize(model, class_predicate=packing)
+    try:
+        nn.quantize(model, class_predicate=packing)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"the checkpoint is packed in a way that MLX does not know: {error}") from None

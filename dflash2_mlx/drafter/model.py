@@ -160,7 +160,10 @@ class DraftModel(nn.Module):
     @staticmethod
     def sanitize(weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """Checkpoint names to module names: the codebooks are bare tensors in the published layout."""
-        bare = {f"candidate_selector.{side}_codebook" for side in ("predecessor", "successor")}
+        bare = [f"candidate_selector.{side}_codebook" for side in ("predecessor", "successor")]
+        for name in bare:
+            if name in weights and f"{name}.weight" in weights:
+                raise CheckpointError(f"{name} is there twice, bare and as .weight: fetch the checkpoint again")
         return {f"{name}.weight" if name in bare else name: value for name, value in weights.items()}
 
 

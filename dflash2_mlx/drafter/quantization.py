@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 from mlx import nn
@@ -60,15 +61,19 @@ def parse_spec(text: str | None) -> QuantSpec | None:
 
 def compute_dtype(name: str | mx.Dtype | None) -> mx.Dtype | None:
     """The dtype of that name; float16 is refused, since a drafter's residual stream passes its largest number."""
-    dtype = getattr(mx, name, None) if isinstance(name, str) else name
-    if dtype is not None and dtype == mx.float16:
+    dtype: Any = getattr(mx, name, name) if isinstance(name, str) else name
+    if dtype is None:
+        return None
+    if dtype == mx.float16:
         raise _refusal(
             "float16 for the drafter: its residual stream peaks near 114,000 and float16 ends at 65,504, so that "
             "nothing would be accepted; use bfloat16 or float32"
         )
-    if dtype is not None and dtype not in (mx.bfloat16, mx.float32):
-        raise _refusal(f"dtype {name!r} for the drafter: use bfloat16 or float32")
-    return dtype
+    if dtype == mx.bfloat16:
+        return mx.bfloat16
+    if dtype == mx.float32:
+        return mx.float32
+    raise _refusal(f"dtype {name!r} for the drafter: use bfloat16 or float32")
 
 
 def quantizable(path: str, module: nn.Module) -> bool:

@@ -83,7 +83,10 @@ def stream_generate(
         cut=text.cut if stop else None,
         **parameters,
     )
-    return _run(pair, request, state or pair.new_state(), text)
+    if state is None:
+        # Nobody comes back to these caches: a plain request need not keep the drafter's context up.
+        state = pair.new_state() if request.block_size > 1 else DecodeState(pair.target, None)
+    return _run(pair, request, state, text)
 
 
 def generate(pair: Pair, prompt: str | Sequence[int], **parameters: Any) -> Generation:
