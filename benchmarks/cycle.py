@@ -239,13 +239,14 @@ def count_operations(arrays: list[mx.array]) -> int:
     return dot.getvalue().count("shape=rectangle")
 
 
-def count(bench: Bench, block: int) -> dict[str, int]:
+def count(bench: Bench, block: int) -> dict[str, float]:
     """Operations of a draft (context rows of the last cycle included) and of what follows it, in both engines."""
-    out = {}
+    out: dict[str, float] = {}
     for temperature in (0.0, 1.0):
         out[f"draft, ours, temperature {temperature:g}"] = _count_draft(bench, block, temperature)
         out[f"draft, reference, temperature {temperature:g}"] = _count_reference(bench, block, temperature)
         out[f"verify and accept, ours, temperature {temperature:g}"] = _count_rest(bench, block, temperature)
+        out[f"host syncs a cycle, ours, temperature {temperature:g}"] = _count_syncs(bench, block, temperature)
     tokens = mx.array([list(range(block))])
     out["verify alone (mlx-lm's forward)"] = count_operations([bench.model(tokens, bench.pair.target.new_cache())])
     return out
@@ -297,6 +298,32 @@ def _count_rest(bench: Bench, block: int, temperature: float) -> int:
         with patch.object(cycle, "_propose", lambda *_: _given(block, temperature)):
             launched = cycle.launch(5)
     return count_operations([launched.outcome])
+
+
+def _count_syncs(bench: Bench, block: int, temperature: float) -> float:
+    """Calls that wait for the device, by cycle, after the first."""
+    waits = 0
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*arguments: Any, **keywords: Any) -> Any:
+            nonlocal waits
+            waits += 1
+            return function(*arguments, **keywords)
+
+        return wrapper
+
+    steps = stream_generate(
+        bench.pair, bench.prompt, max_tokens=40, temperature=temperature, block_size=block, seed=1, ignore_eos=True
+    )
+    next(steps)
+    with (
+        patch.object(mx.array, "tolist", counted(mx.array.tolist)),
+        patch.object(mx.array, "item", counted(mx.array.item)),
+        patch.object(mx, "eval", counted(mx.eval)),
+        patch.object(mx, "synchronize", counted(mx.synchronize)),
+    ):
+        cycles = sum(1 for _ in steps)
+    return waits / cycles
 
 
 def _given(block: int, temperature: float) -> Proposal:

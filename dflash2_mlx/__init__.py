@@ -6,10 +6,12 @@ The public names below are imported at their first use.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ._blas import preload
+from .errors import DFlashError
 
 if TYPE_CHECKING:
     from .pairs import Pair, load
@@ -26,14 +28,17 @@ _HOMES = {
     "stream_generate": ".text.stream",
 }
 
-# Every submodule that imports mlx.core is imported after this line has run.
-preload()
+# Every submodule that imports mlx.core is imported after this has run. A wrong DFLASH2_BLAS is told at the first use,
+# where the terminal program can print it as it prints every error.
+with suppress(DFlashError):
+    preload()
 
 
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    preload()
     value = getattr(import_module(home, __name__), name)
     globals()[name] = value
     return value

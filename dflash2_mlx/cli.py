@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from dflash2_mlx import __version__
+from dflash2_mlx._blas import preload
 from dflash2_mlx.errors import DFlashError, RequestError
 
 PROGRAM = "dflash2-mlx"
@@ -82,6 +83,7 @@ def command_parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
 def _dispatch(arguments: list[str]) -> int:
     name = arguments[0] if arguments else ""
     if name in COMMANDS:
+        preload()  # raises for a wrong DFLASH2_BLAS
         module = importlib.import_module(COMMANDS[name][0])
         code = module.run(command_parser(name, module).parse_args(arguments[1:]))
         return int(code)

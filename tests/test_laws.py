@@ -102,8 +102,6 @@ def test_penalties_give_the_logits_of_mlx_lm(penalties: dict[str, Any], length: 
     logits, law = random_logits(len(drafts) + 1, seed=length), law_of(**penalties)
     size = law.history_size
     rows = history_rows(history, size, mx.array(drafts)) if size else None
-    if rows is not None:
-        assert rows.shape == (len(drafts) + 1, size)
     adjusted = law.adjust(logits, rows)
     for i, row in enumerate(adjusted):
         expected = library_logits(logits[i], [*history, *drafts[:i]], penalties)
@@ -129,9 +127,15 @@ def test_a_filter_sees_the_penalised_logits() -> None:
 )
 def test_a_row_sees_the_last_tokens_before_it(history: list[int], drafts: list[int], size: int) -> None:
     rows = history_rows(history, size, mx.array(drafts)).tolist()
+    assert len(rows) == len(drafts) + 1
     for i, row in enumerate(rows):
         before = [*history, *drafts[:i]][-size:]
-        assert row == [-1] * (size - len(before)) + before
+        assert row == [-1] * (len(row) - len(before)) + before
+
+
+def test_a_context_may_be_larger_than_memory() -> None:
+    rows = history_rows([1, 2], 1 << 31, mx.array([3, 4]))
+    assert rows.tolist() == [[-1, -1, 1, 2], [-1, 1, 2, 3], [1, 2, 3, 4]]
 
 
 def test_neutral_penalties_are_off() -> None:

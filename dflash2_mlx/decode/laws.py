@@ -107,7 +107,11 @@ def log_probabilities(logits: mx.array) -> mx.array:
 
 
 def history_rows(history: Sequence[int], size: int, drafts: mx.array) -> mx.array:
-    """The last `size` tokens before each of R + 1 rows that follow `history` and then the R `drafts`: (R + 1, size)."""
+    """The last `size` tokens before each of R + 1 rows that follow `history` and then the R `drafts`: (R + 1, size).
+
+    Fewer than `size` where fewer tokens are there: a penalty may look back over any number.
+    """
+    size = max(1, min(size, len(history) + drafts.shape[0]))
     tail = list(history[-size:])
     line = mx.concatenate([mx.array([-1] * (size - len(tail)) + tail, mx.int32), drafts.astype(mx.int32)])
     rows = drafts.shape[0] + 1
@@ -116,19 +120,20 @@ def history_rows(history: Sequence[int], size: int, drafts: mx.array) -> mx.arra
 
 # name: (low, high, what it may be)
 _RANGES: dict[str, tuple[float, float, str]] = {
-    "temperature": (0, 100, "a number from 0 (greedy)"),
+    "temperature": (0, 100, "a number from 0 (greedy) to 100"),
     "top_p": (1e-6, 1, "a number above 0, up to 1 (off)"),
     "min_p": (0, 1, "a number from 0 to 1"),
     "top_k": (0, 1 << 31, "a whole number from 0 (off)"),
-    "repetition_penalty": (1e-3, 100, "a number above 0 (1 is neutral)"),
-    "presence_penalty": (-100, 100, "a number (0 is neutral)"),
-    "frequency_penalty": (-100, 100, "a number (0 is neutral)"),
+    "repetition_penalty": (1e-3, 100, "a number above 0, up to 100 (1 is neutral)"),
+    "presence_penalty": (-100, 100, "a number from -100 to 100 (0 is neutral)"),
+    "frequency_penalty": (-100, 100, "a number from -100 to 100 (0 is neutral)"),
     "repetition_context_size": (1, 1 << 31, "a whole number of at least 1"),
     "presence_context_size": (1, 1 << 31, "a whole number of at least 1"),
     "frequency_context_size": (1, 1 << 31, "a whole number of at least 1"),
 }
 _WHOLE = frozenset(name for name in _RANGES if name == "top_k" or name.endswith("_size"))
 _COLDEST = 1e-6  # below, logits divided by it leave float32
+_LARGEST_BIAS = 1e30  # beyond, they leave it with the bias
 _NEUTRAL = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
@@ -139,10 +144,10 @@ def sampling_law(*, vocab_size: int, **parameters: Any) -> SamplingLaw:
     """
     checked: dict[str, Any] = {}
     for name, value in parameters.items():
-        if name == "logit_bias":
-            checked[name] = _check_bias(value or {}, vocab_size)
-        elif value is not None:
-            checked[name] = _check(name, value)
+        if name != "logit_bias" and name not in _RANGES:
+            raise RequestError(f"{name} is no parameter of a request: check its spelling", param=name)
+        if value is not None:
+            checked[name] = _check_bias(value, vocab_size) if name == "logit_bias" else _check(name, value)
     for name, neutral in _NEUTRAL.items():
         if checked.get(name) == neutral:
             del checked[name]
@@ -152,26 +157,26 @@ def sampling_law(*, vocab_size: int, **parameters: Any) -> SamplingLaw:
 def _check(name: str, value: Any) -> float | int:
     low, high, meaning = _RANGES[name]
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not low <= value <= high or (name in _WHOLE and value != int(value)):
+    if not number or not low <= value <= high or (name in _WHOLE and value != int(value)):
         raise RequestError(f"{name} is {value!r}: it must be {meaning}", param=name)
     if name == "temperature" and 0 < value < _COLDEST:
         raise RequestError(f"temperature is {value!r}: use 0 for greedy decoding", param=name)
     return int(value) if name in _WHOLE else float(value)
 
 
-def _check_bias(bias: Mapping[Any, Any], vocab_size: int) -> dict[int, float]:
+def _check_bias(bias: Any, vocab_size: int) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise RequestError(f"logit_bias is {bias!r}: it must map token ids to numbers", param="logit_bias")
     out: dict[int, float] = {}
     for token, value in bias.items():
-        try:
-            number, amount = int(token), float(value)
-        except (TypeError, ValueError):
+        # Token ids are strings where the mapping came as JSON.
+        written = isinstance(token, str) and token.isdecimal()
+        number = int(token) if written or (isinstance(token, int) and not isinstance(token, bool)) else -1
+        amount = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+        if not 0 <= number < vocab_size or not abs(amount) <= _LARGEST_BIAS:
             raise RequestError(
-                f"logit_bias {token!r}: {value!r} is not a token id and a number", param="logit_bias"
-            ) from None
-        if not 0 <= number < vocab_size or not math.isfinite(amount):
-            raise RequestError(
-                f"logit_bias {token!r}: {value!r} needs a token id below {vocab_size} and a finite number",
+                f"logit_bias has {token!r}: {value!r}; it takes token ids 0 to {vocab_size - 1} and finite numbers",
                 param="logit_bias",
             )
-        out[number] = amount
+        out[number] = float(amount)
     return out

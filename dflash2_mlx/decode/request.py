@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,6 +65,9 @@ def make_request(
         raise RequestError(f"verify_mode {verify_mode!r}{planned}: use one of {VERIFY_MODES}", param="verify_mode")
     block = checkpoint_block_size if block_size is None else _whole("block_size", block_size, 1, checkpoint_block_size)
     hooks: dict[str, Any] = {"progress": progress, "cancelled": cancelled, "cut": cut}
+    for name, hook in hooks.items():
+        if hook is not None and not callable(hook):
+            raise RequestError(f"{name} is {hook!r}: it must be a function", param=name)
     return Request(
         prompt=_check_prompt(prompt, vocab_size),
         law=sampling_law(vocab_size=vocab_size, **law),
@@ -73,7 +76,7 @@ def make_request(
         verify_mode=verify_mode,
         seed=int.from_bytes(os.urandom(7)) if seed is None else _whole("seed", seed, 0, (1 << 64) - 1),
         logprobs=None if logprobs is None else _whole("logprobs", logprobs, 0, min(_MOST_ALTERNATIVES, vocab_size)),
-        eos_token_ids=frozenset(eos_token_ids),
+        eos_token_ids=end_tokens(eos_token_ids),
         prefill_step_size=_whole("prefill_step_size", prefill_step_size, 1, 1 << 31),
         **{name: hook for name, hook in hooks.items() if hook is not None},
     )
@@ -81,13 +84,23 @@ def make_request(
 
 def _whole(name: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        limit = f"from {low} to {high}" if high < 1 << 31 else f"of at least {low}"
-        raise RequestError(f"{name} is {value!r}: it must be a whole number {limit}", param=name)
+        raise RequestError(f"{name} is {value!r}: it must be a whole number from {low} to {high}", param=name)
     return value
 
 
+def end_tokens(ids: Any) -> frozenset[int]:
+    """The checked set of end tokens; an id that the vocabulary lacks never comes and is no error."""
+    fitting = isinstance(ids, Iterable) and not isinstance(ids, str | bytes)
+    found = list(ids) if fitting else []
+    if not fitting or any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in found):
+        raise RequestError(f"eos_token_ids is {ids!r}: it must be a collection of token ids", param="eos_token_ids")
+    return frozenset(found)
+
+
 def _check_prompt(prompt: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    ids = tuple(prompt)
+    if isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
+        raise RequestError(f"prompt is {prompt!r}: it must be a text or token ids", param="prompt")
+    ids = tuple(prompt.tolist() if hasattr(prompt, "tolist") else prompt)
     if not ids:
         raise RequestError("the prompt is empty: give at least one token", param="prompt")
     for i, token in enumerate(ids):

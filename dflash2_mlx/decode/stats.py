@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
+
+log = logging.getLogger(__name__)
 
 # Cycles before acceptance is judged, and the accepted drafts per cycle below which something is wrong: even a poor
 # drafter passes 0.2 on text, while wrong taps, theta or weights give next to nothing.
@@ -49,7 +52,7 @@ class Stats:
         self.generation_seconds = time.perf_counter() - self._since
 
     def count_cycle(self, accepted: int, proposed: int, *, dropped: bool) -> None:
-        """One cycle in which `accepted` of `proposed` drafts stood."""
+        """One cycle in which `accepted` of `proposed` drafts stood; logs the alarm when it is due, once."""
         self.cycles += 1
         self.accepted_tokens += accepted
         self.dropped_blocks += dropped
@@ -59,6 +62,8 @@ class Stats:
         for i in range(proposed):
             self.proposed_by_position[i] += 1
             self.accepted_by_position[i] += i < accepted
+        if self.cycles == _ALARM_CYCLES and self.alarm:
+            log.warning("%s", self.alarm)
 
     @property
     def tokens_per_cycle(self) -> float:

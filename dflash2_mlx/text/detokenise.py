@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 _BROKEN = "\ufffd"
-# A character has at most four bytes, so that one held back longer than this many tokens is broken for good.
-_MOST_HELD = 8
+# A character has at most four bytes: the end of a text that later ids may still change is three broken ones at most.
+_UNFINISHED = 3
+# While bytes make no character, this many ids are decoded together, and then only the last of them.
+_MOST, _KEPT = 64, 16
 
 
 class Decodes(Protocol):
@@ -19,34 +21,42 @@ class Decodes(Protocol):
 class Detokeniser:
     """Decodes a growing list of ids. Only the last few are decoded anew, since a token's text may depend on them."""
 
-    def __init__(self, tokenizer: Decodes, context: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Decodes) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = list(context)
-        self._shown = len(self._ids)  # ids before this are in the text already given
-        self._anchor = self._shown  # ids from here on are decoded together
+        self._ids: list[int] = []  # decoded together
+        self._given = 0  # so many characters of their text were given before
+        self._settled = 0  # so many of the ids are behind that text
 
     def add(self, ids: Sequence[int]) -> str:
         """The text that `ids` complete; an unfinished character is held back."""
         pieces = []
         for token in ids:
             self._ids.append(token)
-            pieces.append(self._step(final=False))
+            pieces.append(self._step())
         return "".join(pieces)
 
     def finish(self) -> str:
         """What is still held back, at the end of the ids."""
-        return self._step(final=True)
+        return self._take(self._decode(self._ids))
 
-    def _step(self, *, final: bool) -> str:
-        before = self._decode(self._ids[self._anchor : self._shown])
-        after = self._decode(self._ids[self._anchor :])
-        held = len(self._ids) - self._shown
-        if not final and after.endswith(_BROKEN) and held < _MOST_HELD:
-            return ""
-        if len(after) < len(before) or (not final and len(after) == len(before)):
-            return ""
-        self._anchor, self._shown = self._shown, len(self._ids)
-        return after[len(before) :]
+    def _step(self) -> str:
+        text = self._decode(self._ids)
+        unfinished = min(len(text) - len(text.rstrip(_BROKEN)), _UNFINISHED)
+        piece = self._take(text[: len(text) - unfinished])
+        if piece and not unfinished:
+            # The ids behind this piece stay, as what the next ones are decoded after.
+            self._ids = self._ids[self._settled :]
+            self._settled = len(self._ids)
+            self._given = len(self._decode(self._ids))
+        elif len(self._ids) > _MOST:
+            self._ids, self._settled = self._ids[-_KEPT:], 0
+            self._given = max(0, len(self._decode(self._ids)) - unfinished)
+        return piece
+
+    def _take(self, text: str) -> str:
+        piece = text[self._given :]
+        self._given = max(self._given, len(text))
+        return piece
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids) if ids else ""

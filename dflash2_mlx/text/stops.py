@@ -35,10 +35,11 @@ class StopFilter:
         if not self._strings:
             return text
         text = self._held + text
-        found = [at for at in (text.find(s) for s in self._strings) if at >= 0]
+        # The one that is complete first counts, as if the text had come letter by letter; of those, the longest.
+        found = [(at + len(s), at) for s in self._strings if (at := text.find(s)) >= 0]
         if found:
             self.stopped, self._held = True, ""
-            return text[: min(found)]
+            return text[: min(found)[1]]
         keep = max((_overlap(text, s) for s in self._strings), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..decode.generate import generate_tokens
 from ..decode.logprobs import TokenLogprobs
-from ..decode.request import Request, make_request
+from ..decode.request import Request, end_tokens, make_request
 from ..decode.state import DecodeState
 from ..decode.stats import Stats
 from ..errors import RequestError
@@ -67,20 +67,17 @@ def stream_generate(
     Everything is checked at the call, not at the first step: RequestError names the parameter. Closing the iterator,
     in any thread, leaves `state` at the emitted tokens.
     """
-    stops = StopFilter(stop_strings(stop))
-    ids = _prompt_ids(pair, prompt)
-    eos = (
-        ()
-        if ignore_eos
-        else (pair.tokenizer.eos_token_ids if eos_token_ids is None and pair.tokenizer else eos_token_ids)
-    )
-    text = _Text(pair, stops, frozenset(eos or ()))
+    strings = stop_strings(stop)
+    if strings and pair.tokenizer is None:
+        raise RequestError("this pair has no tokenizer: it cannot see stop strings", param="stop")
+    eos = _end_tokens(pair, eos_token_ids, ignore_eos)
+    text = _Text(pair, StopFilter(strings), eos)
     request = make_request(
-        ids,
+        _prompt_ids(pair, prompt),
         vocab_size=pair.target.vocab_size,
         checkpoint_block_size=pair.block_size,
-        eos_token_ids=eos or (),
-        cut=text.cut if stop else None,
+        eos_token_ids=eos,
+        cut=text.cut if strings else None,
         **parameters,
     )
     if state is None:
@@ -109,6 +106,15 @@ def _prompt_ids(pair: Pair, prompt: str | Sequence[int]) -> Sequence[int]:
         raise RequestError("this pair has no tokenizer: give the prompt as token ids", param="prompt")
     ids: list[int] = pair.tokenizer.encode(prompt)
     return ids
+
+
+def _end_tokens(pair: Pair, given: Any, ignore: Any) -> frozenset[int]:
+    if not isinstance(ignore, bool):
+        raise RequestError(f"ignore_eos is {ignore!r}: it must be true or false", param="ignore_eos")
+    if given is None:
+        given = pair.tokenizer.eos_token_ids if pair.tokenizer else ()
+    ids = end_tokens(given)
+    return frozenset() if ignore else ids
 
 
 def _run(pair: Pair, request: Request, state: DecodeState, text: _Text) -> Iterator[GenerationStep]:
