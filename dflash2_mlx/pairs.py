@@ -89,7 +89,8 @@ class Pair:
         reasons = misfits(self.drafter.config, self.facts)
         if reasons:
             raise PairError(f"drafter and target do not fit: {'; '.join(reasons)}")
-        self.target.prepare(self.drafter.config.target_layer_ids)
+        # A Target of its own: other pairs may share the model, with other taps.
+        self.target = self.target.tapped(self.drafter.config.target_layer_ids)
 
     @property
     def facts(self) -> TargetFacts:

@@ -114,8 +114,8 @@ class Scripted:
         if self.checked:
             if isinstance(context, RecordingContext):
                 context.check()
-            assert anchor.item() == self.text[end_of(context)], f"position {end_of(context)}"
-        return certain(self.drafts(end_of(context) + 1, width - 1))
+            assert anchor.item() == self.text[context.end], f"position {context.end}"
+        return certain(self.drafts(context.end + 1, width - 1))
 
     def drafts(self, position: int, count: int) -> list[int]:
         """Drafts for the positions from `position` on."""
@@ -149,10 +149,8 @@ class Helped(Scripted):
     def new_context(self) -> DraftContext:
         return self.drafter.new_context()
 
-    def propose(
-        self, target: Target, context: DraftContext, anchor: mx.array, width: int, **options: Any
-    ) -> Proposal:
-        position = end_of(context)
+    def propose(self, target: Target, context: DraftContext, anchor: mx.array, width: int, **options: Any) -> Proposal:
+        position = context.end
         scripted = super().propose(target, context, anchor, width)
         own = self.drafter.propose(target, context, anchor, width, **options)
         assert own.finite.item()
@@ -162,11 +160,6 @@ class Helped(Scripted):
 
     def drafts(self, position: int, count: int) -> list[int]:
         return [self.text[at] if at < len(self.text) else 0 for at in range(position, position + count)]
-
-
-def end_of(context: Any) -> int:
-    """The position after the last row; a real context may not have worked in the last ones yet."""
-    return int(context.end + len(getattr(context, "_deferred", ())))
 
 
 def certain(drafts: Sequence[int], *, finite: bool = True) -> Proposal:

@@ -14,13 +14,13 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import numpy as np
-import pytest
 from mlx import nn
 from mlx_lm.models.cache import make_prompt_cache
 
-reference = pytest.importorskip(
-    "dflash.model_mlx", reason="the oracle is missing: pip install --no-deps dflash==0.1.0"
-)
+try:
+    import dflash.model_mlx as reference
+except ImportError as error:
+    raise ImportError("the oracle of the parity tests is missing: pip install --no-deps dflash==0.1.0") from error
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,9 @@ SLIDING = "sliding_attention"
 class Subject:
     """One model twice, with equal weights: `plain` for mlx-lm alone, and `target`, tapped and recorded."""
 
-    def __init__(self, plain: nn.Module, tapped: nn.Module) -> None:
+    def __init__(self, plain: nn.Module, tapped: nn.Module, *, seed: int = 1) -> None:
         self.plain = plain
+        self._first = tiny.random_prompt(1, seed=seed)
         self.target = Target(tapped)
         layers = self.target.num_layers
         self.taps = sorted({0, layers // 2, layers - 1})
@@ -46,16 +47,15 @@ class Subject:
         """A prompt. Short ones are one token and the answer to it, so that one plain text serves them all."""
         if length > LONGEST_SHORT:
             return tiny.random_prompt(length)
-        first = tiny.random_prompt(1)
-        return [*first, *self._answer_to(first, LONGEST_SHORT + ANSWER)[: length - 1]]
+        return [*self._first, *self._answer_to(self._first, LONGEST_SHORT + ANSWER)[: length - 1]]
 
     def answer(self, prompt: Sequence[int], count: int) -> list[int]:
         """The `count` (up to 200) tokens that mlx-lm decodes after a `prompt` of `prompt`."""
         if len(prompt) > LONGEST_SHORT:
             return self._answer_to(prompt, ANSWER)[:count]
-        line = [prompt[0], *self._answer_to(prompt[:1], LONGEST_SHORT + ANSWER)]
-        assert line[: len(prompt)] == list(prompt)
-        return line[len(prompt) :][:count]
+        assert list(prompt) == self.prompt(len(prompt))
+        text = self._answer_to(self._first, LONGEST_SHORT + ANSWER)
+        return text[len(prompt) - 1 :][:count]
 
     def _answer_to(self, prompt: Sequence[int], count: int) -> list[int]:
         text = self._texts.get(tuple(prompt))
@@ -76,10 +76,15 @@ class Subject:
         return Helped(drafter, self.target, text, self.shape(), **options)
 
 
-# The tests of a family stand together, so that few are held at a time.
-@lru_cache(maxsize=3)
+# First tokens whose answers run into no loop.
+_SEEDS = {"gemma3_text": 2, "lfm2": 3}
+
+
+@cache
 def subject(name: str, window: int = 16) -> Subject:
-    return Subject(tiny.build(name, window=window), tiny.build(name, window=window))
+    """A family's subject: small enough to keep, and its plain texts are worth keeping."""
+    plain, tapped = (tiny.build(name, window=window) for _ in range(2))
+    return Subject(plain, tapped, seed=_SEEDS.get(name, 1))
 
 
 @cache
@@ -143,9 +148,7 @@ def decode(
 ) -> Run:
     """A whole request."""
     run = Run(DecodeState(target, proposer) if state is None else state, Stats())
-    for number, step in enumerate(
-        steps(target, proposer, prompt, state=run.state, stats=run.stats, **parameters)
-    ):
+    for number, step in enumerate(steps(target, proposer, prompt, state=run.state, stats=run.stats, **parameters)):
         assert not run.reasons, "a step after the last"
         run.tokens += step.tokens
         if number:

@@ -192,9 +192,7 @@ def test_a_window_without_sliding_layers_is_not_needed() -> None:
 def test_rope_scaling_is_read_in_both_layouts_and_an_unknown_kind_is_refused() -> None:
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
     nested = changed(reduced(QWEN38), rope_parameters={"rope_theta": 1e6, **yarn}, max_position_embeddings=512)
-    top = changed(
-        reduced(QWEN38), rope_parameters=None, rope_theta=1e6, rope_scaling=yarn, max_position_embeddings=512
-    )
+    top = changed(reduced(QWEN38), rope_parameters=None, rope_theta=1e6, rope_scaling=yarn, max_position_embeddings=512)
     for raw in (nested, top):
         config = parse_config(raw)
         assert config.rope_scaling is not None

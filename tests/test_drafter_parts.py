@@ -204,7 +204,7 @@ def test_only_the_rows_that_a_window_shows_matter(tmp_path: Path) -> None:
 
 
 def test_positions_are_absolute(drafter: Drafter) -> None:
-    """Rotary embedding sees distances alone; the same rows elsewhere give the same block, shifted rows another."""
+    """The same rows elsewhere give the same block (rotary embedding sees distances); after a gap, all starts anew."""
     taps = random_taps(drafter, 9)
     at_zero, later, gap = (drafter.new_context() for _ in range(3))
     at_zero.append(taps, 0)

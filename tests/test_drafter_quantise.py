@@ -48,9 +48,7 @@ PACKED = {
     *(f"layers.{i}.self_attn.{name}_proj" for i in range(2) for name in "qkvo"),
     *(f"layers.{i}.mlp.{name}_proj" for i in range(2) for name in ("gate", "up", "down")),
 }
-SPECS = [
-    f"w{bits}a{activation}:gs{group}" for bits in (2, 4, 8) for activation in (16, 32) for group in (32, 64, 128)
-]
+SPECS = [f"w{bits}a{activation}:gs{group}" for bits in (2, 4, 8) for activation in (16, 32) for group in (32, 64, 128)]
 
 
 def write(folder: Path, config: dict[str, Any] = CONFIG, dtype: mx.Dtype = mx.float32) -> Path:

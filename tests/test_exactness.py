@@ -24,7 +24,7 @@ from dflash2_mlx.target.adapter import Target
 from dflash2_mlx.target.rollback import RecurrentEntry, RotatingEntry, Transaction, TrimEntry, flatten
 from dflash2_mlx.text.stream import generate
 from tests import tiny
-from tests.proposers import RecordingContext, end_of
+from tests.proposers import RecordingContext, Scripted
 from tests.running import CHUNK, Run, Subject, cold_drafts, decode, real_drafter, subject
 from tests.tiny_families import NAMED, OTHERS
 
@@ -55,7 +55,7 @@ class Case:
 
 
 def schedule() -> list[Case]:
-    """A share of the cross product: every family meets every prompt and block, and all pairs of values meet."""
+    """A share of the cross product: a family meets every prompt and block, and all pairs of values meet."""
     cases = []
     for number, family in enumerate(tiny.FAMILIES):
         slides = "sliding_window" in str({**NAMED, **OTHERS}[family](16))
@@ -148,7 +148,7 @@ def check_state(run: Run, text: Sequence[int]) -> None:
     assert run.state.tokens == list(text[:-1])
     offsets = {cache.offset for cache in flatten(run.state.caches) if hasattr(cache, "offset")}
     assert offsets <= {len(text) - 1}
-    assert end_of(run.state.context) == len(text) - 1
+    assert run.state.context.end == len(text) - 1
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma4_shared", "qwen3_next"])
@@ -205,25 +205,24 @@ def close(a: mx.array, b: mx.array, tolerance: float = 1e-4) -> bool:
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
-@pytest.mark.parametrize("length", [1, 2, 50, 200])
-@pytest.mark.parametrize("context_rows", [None, 31])
-def test_prefill_leaves_the_caches_of_plain_prefill(
-    family: str, length: int, context_rows: int | None
-) -> None:
+def test_prefill_leaves_the_caches_of_plain_prefill(family: str) -> None:
     of = subject(family, 16)
-    prompt = tiny.random_prompt(length)
-    plain = make_prompt_cache(of.plain)
-    for start in range(0, length - 1, CHUNK):
-        of.plain(mx.array([prompt[start : min(start + CHUNK, length - 1)]]), cache=plain)
-        mx.eval([entry.state for entry in plain])
-    state = DecodeState(of.target, of.guessing(prompt, 1, context_rows))  # type: ignore[arg-type]
-    request = make_request(
-        prompt, vocab_size=of.target.vocab_size, checkpoint_block_size=8, prefill_step_size=CHUNK
-    )
-    assert prefill(of.target, state, request)
-    assert [type(entry) for entry in flatten(state.caches)] == [type(entry) for entry in flatten(plain)]
-    for ours, theirs in zip(flatten(state.caches), flatten(plain), strict=True):
-        assert same(ours.state, theirs.state)
+    for length, context_rows in ((1, None), (2, None), (50, 31), (200, None), (200, 31)):
+        prompt = tiny.random_prompt(length)
+        plain = make_prompt_cache(of.plain)
+        for start in range(0, length - 1, CHUNK):
+            of.plain(mx.array([prompt[start : min(start + CHUNK, length - 1)]]), cache=plain)
+            mx.eval([entry.state for entry in plain])
+        proposer = Scripted(of.target, prompt, of.shape(context_rows))
+        state = DecodeState(of.target, proposer)  # type: ignore[arg-type]
+        request = make_request(
+            prompt, vocab_size=of.target.vocab_size, checkpoint_block_size=8, prefill_step_size=CHUNK
+        )
+        assert prefill(of.target, state, request)
+        assert state.tokens == prompt[:-1]
+        for ours, theirs in zip(flatten(state.caches), flatten(plain), strict=True):
+            assert type(ours) is type(theirs)
+            assert same(ours.state, theirs.state)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -237,7 +236,7 @@ def same(a: Any, b: Any) -> bool:
 
 def test_taps_of_a_chunked_prefill_equal_those_of_one_chunk_and_are_bounded_by_the_window() -> None:
     of = subject("gpt_oss", 16)
-    prompt = tiny.random_prompt(600)
+    prompt = of.prompt(600)
     rows = {}
     for chunk, context_rows in ((64, None), (2048, None), (64, 31), (37, 31), (2048, 31)):
         proposer = of.guessing(prompt, 1, context_rows)
@@ -282,10 +281,7 @@ settle_recurrent = RecurrentEntry.settle
 settle_rotating = RotatingEntry.settle
 
 BROKEN = [
-    *(
-        (family, TrimEntry, keep_all)
-        for family in ("llama", "qwen3_moe", "gpt_oss", "qwen3_next", "falcon_h1")
-    ),
+    *((family, TrimEntry, keep_all) for family in ("llama", "qwen3_moe", "gpt_oss", "qwen3_next", "falcon_h1")),
     *((family, RotatingEntry, keep_all) for family in ROTATING),
     *((family, RotatingEntry, offset_forgotten) for family in ("llama_sliding", "gpt_oss")),
     *((family, RotatingEntry, cut_from_the_front) for family in ("llama_sliding", "gpt_oss")),
@@ -295,22 +291,15 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("family", "entry", "broken"), BROKEN, ids=lambda value: getattr(value, "__name__", value)
-)
+@pytest.mark.parametrize(("family", "entry", "broken"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
 def test_control_a_broken_rollback_changes_the_text(
     family: str, entry: type, broken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of = subject(family, 16)
     prompt = of.prompt(50)
-
-    def text() -> list[int]:
-        proposer = of.scripted(prompt, 80, right=0.6, checked=False)
-        return decode(of.target, proposer, prompt, block_size=5, max_tokens=80).tokens
-
-    assert text() == of.answer(prompt, 80)
     monkeypatch.setattr(entry, "settle", broken)
-    assert text() != of.answer(prompt, 80)
+    proposer = of.scripted(prompt, 80, right=0.6, checked=False)
+    assert decode(of.target, proposer, prompt, block_size=5, max_tokens=80).tokens != of.answer(prompt, 80)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_5", "falcon_h1"])
@@ -326,9 +315,7 @@ def test_control_a_commit_of_all_rows_changes_the_text(family: str, monkeypatch:
 @pytest.mark.parametrize(
     ("family", "entry"), [("llama", TrimEntry), ("gpt_oss", RotatingEntry), ("qwen3_5", RecurrentEntry)]
 )
-def test_the_probe_at_load_finds_a_broken_rollback(
-    family: str, entry: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_probe_at_load_finds_a_broken_rollback(family: str, entry: type, monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(tiny.build(family))
     monkeypatch.setattr(entry, "settle", keep_all)
     with pytest.raises(TargetError, match="differs from the plain one"):
@@ -359,9 +346,7 @@ def test_decoding_without_drafts_is_plain_decoding(family: str, plainly: dict[st
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma4", "laguna", "qwen3_5", "falcon_h1"])
-def test_switching_modes_within_a_conversation_changes_neither_text_nor_context(
-    family: str, drafters: Any
-) -> None:
+def test_switching_modes_within_a_conversation_changes_neither_text_nor_context(family: str, drafters: Any) -> None:
     of = subject(family, 16)
     prompt = of.prompt(50)
     text = [*prompt, *of.answer(prompt, 200)]
@@ -376,7 +361,7 @@ def test_switching_modes_within_a_conversation_changes_neither_text_nor_context(
         assert run.stats.cached_tokens == (0 if at == len(prompt) else at - 1)
         at += count
         assert state.tokens == text[: at - 1]
-        assert end_of(state.context) == at - 1
+        assert state.context.end == at - 1
     assert {at for at, _ in proposer.drafted} & set(range(200, 245)), "the last mode drafts again"
     cycles = proposer.drafted[::4]
     assert cold_drafts(of, drafter, text, cycles) == [own for _, own in cycles]
@@ -477,10 +462,8 @@ def variant(request: pytest.FixtureRequest) -> tuple[Any, float]:
     return {"quantised": (quantised, 1e-3), "bfloat16": (in_bfloat16, 0.04)}[request.param]
 
 
-@pytest.mark.parametrize("family", ["llama", "llama_untied", "gemma4", "gpt_oss", "qwen3_5", "falcon_h1"])
-def test_where_rows_round_differently_texts_fork_only_at_near_ties(
-    family: str, variant: tuple[Any, float]
-) -> None:
+@pytest.mark.parametrize("family", ["llama", "llama_untied", "gemma4", "qwen3_5", "falcon_h1"])
+def test_where_rows_round_differently_texts_fork_only_at_near_ties(family: str, variant: tuple[Any, float]) -> None:
     change, tolerance = variant
     of = Subject(change(family), change(family))
     prompt = of.prompt(20)
@@ -488,7 +471,7 @@ def test_where_rows_round_differently_texts_fork_only_at_near_ties(
     assert len(set(plain)) > 20
     proposer = of.scripted(prompt, 100, right=0.7, checked=False)
     run = decode(of.target, proposer, prompt, block_size=5, max_tokens=100)
-    assert run.stats.accepted_tokens > 20
+    assert run.stats.cycles > 20
     assert near_ties_only(of.plain, prompt, run.tokens, tolerance)
     spoilt = [*run.tokens[:80], *tiny.random_prompt(20, seed=5)]
     assert not near_ties_only(of.plain, prompt, spoilt, tolerance)

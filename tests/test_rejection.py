@@ -140,9 +140,7 @@ def likeliest(proposed: Proposed) -> mx.array:
     return mx.take_along_axis(proposed.candidates, best, axis=1)[:, 0]
 
 
-def draws(
-    rows: mx.array, proposed: Proposed, rule: Rule = accept, *, one_key: bool = False
-) -> list[np.ndarray]:
+def draws(rows: mx.array, proposed: Proposed, rule: Rule = accept, *, one_key: bool = False) -> list[np.ndarray]:
     """Drafts (N, R), accepted (N,) and bonus (N,) of many independent cycles."""
 
     def cycle(key: mx.array) -> tuple[mx.array, mx.array, mx.array]:
@@ -171,9 +169,7 @@ def third_tokens(drawn: list[np.ndarray]) -> np.ndarray:
 
 @pytest.mark.parametrize("proposal", PROPOSALS.values(), ids=PROPOSALS)
 @pytest.mark.parametrize("parameters", LAWS.values(), ids=LAWS)
-def test_tokens_follow_the_law(
-    parameters: dict[str, Any], proposal: Callable[[np.ndarray], Proposed]
-) -> None:
+def test_tokens_follow_the_law(parameters: dict[str, Any], proposal: Callable[[np.ndarray], Proposed]) -> None:
     rows = log_rows(parameters)
     p = np.array(mx.softmax(rows, axis=-1))
     drawn = draws(rows, proposal(p[:-1]))

@@ -96,15 +96,11 @@ def worst_deviation(tokens: list[int], law: np.ndarray) -> float:
     coarse = np.minimum(places * 4, 3).astype(int)
     double = np.bincount(coarse[:-1] * 4 + coarse[1:], minlength=16)
     counts = np.bincount(tokens, minlength=law.shape[1])
-    return max(
-        deviation(single, np.ones(CELLS)), deviation(double, np.ones(16)), deviation(counts, law.sum(axis=0))
-    )
+    return max(deviation(single, np.ones(CELLS)), deviation(double, np.ones(16)), deviation(counts, law.sum(axis=0)))
 
 
 @pytest.mark.parametrize("parameters", LAWS.values(), ids=LAWS)
-def test_every_token_of_a_stream_follows_its_law(
-    pair: Pair, model: nn.Module, parameters: dict[str, Any]
-) -> None:
+def test_every_token_of_a_stream_follows_its_law(pair: Pair, model: nn.Module, parameters: dict[str, Any]) -> None:
     answer = generate(pair, PROMPT, max_tokens=TOKENS, seed=11, **parameters)
     assert len(answer.tokens) == TOKENS
     shares = answer.stats.acceptance_by_position
@@ -140,9 +136,7 @@ def test_a_biased_engine_is_caught(kind: str, tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("verify_mode", ["dflash", "off"])
 def test_a_seed_decides_the_text(pair: Pair, verify_mode: str) -> None:
     def text(seed: int | None) -> list[int]:
-        answer = generate(
-            pair, PROMPT, max_tokens=40, seed=seed, temperature=1.2, top_p=0.9, verify_mode=verify_mode
-        )
+        answer = generate(pair, PROMPT, max_tokens=40, seed=seed, temperature=1.2, top_p=0.9, verify_mode=verify_mode)
         return answer.tokens
 
     assert text(7) == text(7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from dflash2_mlx.drafter.propose import Drafter
 from dflash2_mlx.target.adapter import Target
 from dflash2_mlx.target.rollback import flatten
 from tests import tiny
-from tests.proposers import ContextShape, Scripted, end_of
+from tests.proposers import ContextShape, Helped, Scripted
 from tests.running import CHUNK, Subject, decode, real_drafter, steps, subject
 
 DENSE, SLIDING, HYBRID, NESTED = "llama", "gpt_oss", "qwen3_5", "falcon_h1"
@@ -34,9 +35,14 @@ def of(request: pytest.FixtureRequest) -> Subject:
     return subject(request.param, 16)
 
 
+@lru_cache(maxsize=200)
+def _cold(of: Subject, prompt: tuple[int, ...], count: int) -> list[int]:
+    return decode(of.target, None, prompt, max_tokens=count).tokens
+
+
 def cold(of: Subject, prompt: Sequence[int], count: int) -> list[int]:
     """The answer to a prompt without any state, by the tested target itself, plainly."""
-    return decode(of.target, None, prompt, max_tokens=count).tokens
+    return list(_cold(of, tuple(prompt), count))
 
 
 def answer(of: Subject, state: DecodeState, prompt: Sequence[int], count: int = 20, **options: Any) -> Any:
@@ -53,7 +59,7 @@ def check_aligned(state: DecodeState) -> None:
     offsets = {entry.offset for entry in flatten(state.caches) if hasattr(entry, "offset")}
     assert offsets <= {len(state.tokens)}
     if state.context is not None:
-        assert end_of(state.context) == len(state.tokens)
+        assert state.context.end == len(state.tokens)
 
 
 def new_state(of: Subject) -> DecodeState:
@@ -332,24 +338,33 @@ def test_an_exception_in_the_cut_hook_leaves_caches_and_tokens_in_step(of: Subje
 # --- the drafter's context ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("engine", ["dflash2", "mixed", "dflash"])
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [
+        (DENSE, "dflash2"),
+        (DENSE, "dflash"),
+        (SLIDING, "mixed"),
+        (HYBRID, "dflash2"),
+        (HYBRID, "dflash"),
+        (NESTED, "mixed"),
+    ],
+)
 def test_a_reused_context_drafts_as_a_cold_one(kind: str, engine: str, tmp_path: Path) -> None:
     of = subject(kind, 16)
     drafter = real_drafter(tmp_path, of, engine=engine, window=16, block_size=6)
     prompts = [tiny.random_prompt(80)]
     state = DecodeState(of.target, drafter)
-    for turn in range(3):
+    for turn in range(2):
         tokens, warm = drafts_of(of, drafter, prompts[-1], state)
         cached, fresh = drafts_of(of, drafter, prompts[-1], DecodeState(of.target, drafter))
         assert tokens == cached
         assert warm == fresh
-        assert any(0 < accepted for _, accepted in warm)
+        assert any(accepted > 0 for _, accepted in warm)
         prompts.append([*prompts[-1], *tokens, *tiny.random_prompt(12, seed=turn)])
     assert len(state.tokens) > 100
     # the same turn again: from a mark, or by a trim, which may have lost rows that a ring has overwritten
-    tokens, warm = drafts_of(of, drafter, prompts[2], state)
-    cached, fresh = drafts_of(of, drafter, prompts[2], DecodeState(of.target, drafter))
+    tokens, warm = drafts_of(of, drafter, prompts[1], state)
+    cached, fresh = drafts_of(of, drafter, prompts[1], DecodeState(of.target, drafter))
     assert tokens == cached
     if not state.trimmable or engine == "dflash":
         assert warm == fresh
@@ -359,8 +374,6 @@ def drafts_of(
     of: Subject, drafter: Drafter, prompt: Sequence[int], state: DecodeState
 ) -> tuple[list[int], list[tuple[Any, int]]]:
     """The answer, and (own drafts, accepted) of every cycle."""
-    from tests.proposers import Helped
-
     expected = cold(of, prompt, 30)
     helped = Helped(drafter, of.target, [*prompt, *expected], of.shape())
     run = decode(of.target, helped, prompt, state=state, max_tokens=30, checkpoint_block_size=6)
@@ -392,4 +405,4 @@ def test_a_window_bounds_the_context_of_a_long_prompt() -> None:
     run = decode(of.target, proposer, prompt, max_tokens=30)
     context: Any = run.state.context
     assert context.start == 300 - 15
-    assert end_of(context) == 329
+    assert context.end == 329

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +14,7 @@ from ..errors import DecodeError
 from ..target.adapter import Target
 from ..target.rollback import Transaction
 from .accept import Verdict, accept_greedy, accept_sampled
-from .laws import history_rows, log_probabilities
+from .laws import history_rows, rows_finite
 from .logprobs import RowLogprobs, TokenLogprobs
 from .request import Request
 from .state import DecodeState
@@ -56,14 +57,16 @@ class Outcome:
 
 
 class Keys:
-    """Independent random keys of one request, in order; the same seed gives the same keys."""
+    """Independent random keys of one request, in order; the same seed gives the same keys.
+
+    They are drawn on the host: splitting keys on the device costs several operations a step.
+    """
 
     def __init__(self, seed: int) -> None:
-        self._key = mx.random.key(seed)
+        self._random = random.Random(seed)
 
     def take(self, count: int) -> list[mx.array]:
-        self._key, *keys = mx.random.split(self._key, count + 1)
-        return keys
+        return [mx.array([self._random.getrandbits(32) for _ in range(2)], mx.uint32) for _ in range(count)]
 
 
 class Cycle:
@@ -108,7 +111,7 @@ class Cycle:
         self, anchor: int, proposal: Proposal, logits: mx.array, keys: list[mx.array]
     ) -> tuple[mx.array, RowLogprobs | None]:
         law, drafts = self.request.law, proposal.tokens
-        finite = mx.isfinite(logits.max(axis=-1))
+        finite = rows_finite(logits)
         size = law.history_size
         history = history_rows([*self.state.tokens[-size:], anchor], size, drafts) if size else None
         logits = law.adjust(logits, history)
@@ -117,7 +120,7 @@ class Cycle:
         else:
             verdict = accept_sampled(
                 drafts,
-                law.log_law(log_probabilities(logits)),
+                law.log_law(logits),
                 proposal.candidates,
                 proposal.law,
                 usable=proposal.finite,

@@ -113,8 +113,8 @@ class _Run:
                 if self.request.cancelled():
                     break
                 outcome = cycle.collect(pending)
-                launched, pending = pending, None
-                step = self._settle(cycle, launched, anchor, outcome)
+                step = self._settle(cycle, pending, anchor, outcome)
+                pending = None
                 if outcome.failed and step.finish_reason is None:
                     yield step
                     raise DecodeError(not_finite(len(self.state.tokens)))

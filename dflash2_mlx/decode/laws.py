@@ -81,16 +81,17 @@ class SamplingLaw:
             logits = logits - self.frequency_penalty * _seen(logits, history[:, -self.frequency_context_size :])
         return logits
 
-    def log_law(self, logprobs: mx.array) -> mx.array:
-        """Unnormalised logarithm (R, V) of the law that is sampled, from log-probabilities (R, V): -inf where cut."""
-        vocab = logprobs.shape[-1]
+    def log_law(self, logits: mx.array) -> mx.array:
+        """Unnormalised logarithm (R, V) of the law that is sampled, from adjusted logits (R, V): -inf where cut."""
+        logits = logits.astype(mx.float32)
         if 0 < self.top_p < 1:
-            logprobs = apply_top_p(logprobs, self.top_p)
+            # The one filter that looks at masses and not at differences alone.
+            logits = apply_top_p(log_probabilities(logits), self.top_p)
         if self.min_p > 0:
-            logprobs = apply_min_p(logprobs, self.min_p)
-        if 0 < self.top_k < vocab:
-            logprobs = apply_top_k(logprobs, self.top_k)
-        return logprobs * (1 / self.temperature)
+            logits = apply_min_p(logits, self.min_p)
+        if 0 < self.top_k < logits.shape[-1]:
+            logits = apply_top_k(logits, self.top_k)
+        return logits if self.temperature == 1 else logits * (1 / self.temperature)
 
 
 def _seen(logits: mx.array, history: mx.array) -> mx.array:
@@ -104,6 +105,12 @@ def log_probabilities(logits: mx.array) -> mx.array:
     """Log-probabilities (R, V) of logits (R, V), in float32."""
     logits = logits.astype(mx.float32)
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+def rows_finite(logits: mx.array) -> mx.array:
+    """Whether no logit of a row (R, V) is NaN or +inf: (R,). A family may mask tokens with -inf."""
+    largest = logits.max(axis=-1)
+    return largest - largest == 0  # as mx.isfinite, in two operations
 
 
 def history_rows(history: Sequence[int], size: int, drafts: mx.array) -> mx.array:

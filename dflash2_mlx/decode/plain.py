@@ -9,7 +9,7 @@ import mlx.core as mx
 from ..errors import DecodeError
 from ..target.adapter import Target
 from .cycle import Keys, not_finite
-from .laws import history_rows, log_probabilities
+from .laws import history_rows, rows_finite
 from .logprobs import RowLogprobs, TokenLogprobs
 from .request import Request
 from .state import DecodeState
@@ -17,14 +17,10 @@ from .state import DecodeState
 
 @dataclass(frozen=True)
 class Step:
-    """A token on its way: int32 [token, finite] on the device."""
+    """A token on its way: int32 (1,) on the device, -1 where the target's row is not finite."""
 
-    outcome: mx.array
+    token: mx.array
     logprobs: RowLogprobs | None
-
-    @property
-    def token(self) -> mx.array:
-        return self.outcome[:1]
 
 
 class PlainDecoder:
@@ -39,33 +35,36 @@ class PlainDecoder:
         The caches hold the token from now on: the caller adds it to `state.tokens` once it knows it.
         """
         state = self.state
+        rings: list[mx.array] = []
         if state.context is None:
             logits = self.target(token[None], state.caches)
         else:
             logits, taps = self.target.with_taps(token[None], state.caches)
             state.context.defer(taps, len(state.tokens))
+            # Nothing here reads them: unevaluated, they would hold every tapped row of a long answer.
+            rings = state.context.arrays()
         step = self._choose(logits[0], token)
-        mx.async_eval(step.outcome, *(step.logprobs.arrays() if step.logprobs else []))
+        mx.async_eval(step.token, *(step.logprobs.arrays() if step.logprobs else []), *rings)
         return step
 
     def _choose(self, logits: mx.array, token: mx.array) -> Step:
         law = self.request.law
-        finite = mx.isfinite(logits.max(axis=-1))
+        finite = rows_finite(logits)
         size = law.history_size
         logits = law.adjust(logits, history_rows(self.state.tokens, size, token)[1:] if size else None)
         if law.deterministic:
             choice = mx.argmax(logits, axis=-1)
         else:
             (key,) = self.keys.take(1)
-            choice = mx.random.categorical(law.log_law(log_probabilities(logits)), key=key)
+            choice = mx.random.categorical(law.log_law(logits), key=key)
         alternatives = self.request.logprobs
         logprobs = None if alternatives is None else RowLogprobs(logits, choice, alternatives)
-        return Step(mx.concatenate([choice.astype(mx.int32), finite.astype(mx.int32)]), logprobs)
+        return Step(mx.where(finite, choice.astype(mx.int32), -1), logprobs)
 
     def read(self, step: Step) -> tuple[int, list[TokenLogprobs] | None]:
         """Wait for a launched step."""
-        values: list[int] = step.outcome.tolist()  # type: ignore[assignment]
-        token, finite = values
-        if not finite:
-            raise DecodeError(not_finite(len(self.state.tokens)))
+        values: list[int] = step.token.tolist()  # type: ignore[assignment]
+        token = values[0]
+        if token < 0:
+            raise DecodeError(not_finite(len(self.state.tokens) - 1))
         return token, step.logprobs.read([token]) if step.logprobs else None

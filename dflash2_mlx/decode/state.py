@@ -61,7 +61,8 @@ class DecodeState:
             return
         states = tuple(None if is_trimmable(c) else _fresh(c.state) for c in flatten(self.caches))
         context = self.context.copy() if self.context else None
-        self._marks = [*self._marks[1 - _MARKS_KEPT :], _Mark(len(self.tokens), states, context)]
+        earlier = [mark for mark in self._marks if mark.length < len(self.tokens)]
+        self._marks = [*earlier[1 - _MARKS_KEPT :], _Mark(len(self.tokens), states, context)]
 
     def reuse(self, prompt: Sequence[int]) -> int:
         """Go back to the longest usable prefix of `prompt`, leaving at least its last token to run: its length."""

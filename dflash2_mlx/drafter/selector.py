@@ -26,11 +26,12 @@ def top_candidates(logits: mx.array, k: int) -> tuple[mx.array, mx.array]:
     best = mx.argpartition(blocks.max(axis=-1), kth=-k, axis=-1)[:, -k:]  # (R, k) block numbers
     values = mx.take_along_axis(blocks, best[:, :, None], axis=1).reshape(rows, -1)
     ids = (best[:, :, None] * _BLOCK + mx.arange(_BLOCK, dtype=best.dtype)).reshape(rows, -1)
+    inner = mx.argpartition(values, kth=-k, axis=-1)[:, -k:]
+    ids = mx.take_along_axis(ids, inner, axis=-1)
     if vocab % _BLOCK:
         # The padding is reached where a row has fewer than k finite logits; its ids would read past the codebooks.
         ids = mx.minimum(ids, vocab - 1)
-    inner = mx.argpartition(values, kth=-k, axis=-1)[:, -k:]
-    return mx.take_along_axis(ids, inner, axis=-1), mx.take_along_axis(values, inner, axis=-1)
+    return ids, mx.take_along_axis(values, inner, axis=-1)
 
 
 class CandidateSelector(nn.Module):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -17,8 +19,19 @@ from .taps import TapSink, tap
 _EMBEDDINGS = ("embed_tokens", "embeddings", "wte", "tok_embeddings", "word_embeddings")
 
 
+@dataclass(frozen=True)
+class _Instruments:
+    """What the equipped layers of one model report to; shared by all Targets of that model."""
+
+    sink: TapSink = field(default_factory=TapSink)
+    recorder: Recorder = field(default_factory=Recorder)
+
+
 class Target:
-    """Wraps a loaded mlx-lm model. The model stays usable on its own; its layers may be tapped in place."""
+    """Wraps a loaded mlx-lm model. The model stays usable on its own; its layers may be tapped in place.
+
+    Several Targets of one model, each with its own taps, do not disturb each other.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -32,9 +45,11 @@ class Target:
         example = self.embed(mx.zeros((1, 1), dtype=mx.int32))
         self.hidden_size = int(example.shape[-1])
         self.dtype: mx.Dtype = example.dtype
-        self._sink = TapSink()
-        self._recorder = Recorder()
         self._tapped: tuple[int, ...] = ()
+        if not hasattr(self._inner, "_dflash_instruments"):
+            object.__setattr__(self._inner, "_dflash_instruments", _Instruments())
+        instruments: _Instruments = self._inner._dflash_instruments
+        self._sink, self._recorder = instruments.sink, instruments.recorder
 
     @property
     def drafter_dtype(self) -> mx.Dtype:
@@ -73,6 +88,12 @@ class Target:
     def begin(self, caches: Sequence[Any], rows: int) -> Transaction:
         """Open a transaction for a block of `rows` rows, two or more."""
         return Transaction(caches, self._recorder, rows)
+
+    def tapped(self, layer_ids: Sequence[int]) -> Target:
+        """Another Target of the same model, prepared for those layers."""
+        twin = copy(self)
+        twin.prepare(layer_ids)
+        return twin
 
     def prepare(self, layer_ids: Sequence[int]) -> None:
         """Tap the layers `layer_ids` and make recurrent layers recordable; then probe that both work.

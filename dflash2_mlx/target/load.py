@@ -47,7 +47,8 @@ def load_target(
     try:
         model, config = load_model(folder, lazy=True)
         tokenizer = load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
-    except (ValueError, KeyError, FileNotFoundError) as error:
+    except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
+        # TypeError: a config key that the family needs is absent; RuntimeError: a weight file is cut short.
         raise CheckpointError(f"{folder} cannot be loaded as a chat model: {error}") from None
     if dtype is not None:
         model.set_dtype(_DTYPES[dtype])

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 _BROKEN = "\ufffd"
-# A character has at most four bytes: the end of a text that later ids may still change is three broken ones at most.
-_UNFINISHED = 3
+# A character has at most four bytes. Where more ids than that complete none, the bytes are broken for good, and only
+# the last three may still begin one. Until then all may change: a SentencePiece decoder breaks a whole run of bytes.
+_BYTES = 4
 # While bytes make no character, this many ids are decoded together, and then only the last of them.
 _MOST, _KEPT = 64, 16
 
@@ -41,7 +42,9 @@ class Detokeniser:
 
     def _step(self) -> str:
         text = self._decode(self._ids)
-        unfinished = min(len(text) - len(text.rstrip(_BROKEN)), _UNFINISHED)
+        unfinished = len(text) - len(text.rstrip(_BROKEN))
+        if len(self._ids) - self._settled > _BYTES:
+            unfinished = min(unfinished, _BYTES - 1)
         piece = self._take(text[: len(text) - unfinished])
         if piece and not unfinished:
             # The ids behind this piece stay, as what the next ones are decoded after.
