@@ -235,3 +235,10 @@ def test_a_refused_request_leaves_the_state_alone(open_pair: Pair) -> None:
         generate(open_pair, PROMPT, max_tokens=0, state=state)
     assert state.tokens == before
     assert generate(open_pair, [*before, 9], max_tokens=2, state=state).stats.cached_tokens == len(before)
+
+
+def test_a_state_of_another_pair_is_refused() -> None:
+    one, other = (Pair(Target(tiny.build("llama"))) for _ in range(2))
+    with pytest.raises(RequestError, match="another pair") as caught:
+        stream_generate(one, [1, 2], state=other.new_state())
+    assert caught.value.param == "state"

@@ -16,7 +16,7 @@ from dflash2_mlx.drafter.propose import Drafter
 from dflash2_mlx.target.adapter import Target
 from dflash2_mlx.target.rollback import flatten
 from tests import tiny
-from tests.proposers import ContextShape, Helped, Scripted
+from tests.proposers import Helped, Scripted
 from tests.running import CHUNK, Subject, decode, real_drafter, steps, subject
 
 DENSE, SLIDING, HYBRID, NESTED = "llama", "gpt_oss", "qwen3_5", "falcon_h1"
@@ -395,14 +395,3 @@ def test_a_context_never_gets_rows_of_another_branch(of: Subject) -> None:
     assert state.tokens == fresh.tokens
     gap = mx.abs(ours.rows() - theirs.rows()).max()
     assert (gap <= 1e-4 * mx.abs(theirs.rows()).max()).item()
-
-
-def test_a_window_bounds_the_context_of_a_long_prompt() -> None:
-    of = subject(SLIDING, 16)
-    prompt = tiny.random_prompt(300)
-    shape = ContextShape(len(of.taps), of.target.hidden_size, context_rows=15)
-    proposer = Scripted(of.target, [*prompt, *cold(of, prompt, 30)], shape, right=0.7)
-    run = decode(of.target, proposer, prompt, max_tokens=30)
-    context: Any = run.state.context
-    assert context.start == 300 - 15
-    assert context.end == 329

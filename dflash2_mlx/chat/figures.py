@@ -26,7 +26,8 @@ def figures_line(stats: Mapping[str, Any], finish_reason: str | None) -> str:
 def stats_lines(stats: Mapping[str, Any]) -> list[str]:
     """All figures of an answer, one a line, then a bar for each drafted position."""
     prompt = f"{stats['prompt_tokens']} tokens, {stats['cached_tokens']} of them kept in the caches"
-    block = f"block size {stats['block_size']}, drafter weights {stats['draft_quant']}"
+    quant = "not quantised" if stats["draft_quant"] == "off" else f"at {stats['draft_quant']}"
+    block = f"block size {stats['block_size']}, drafter {quant}"
     lines = [
         f"prompt      {prompt}, {stats['prompt_tps']:.1f}/s",
         f"answer      {_answer(stats)}, {stats['cycles']} cycles",

@@ -34,6 +34,10 @@ class DecodeState:
         self._drafter = drafter
         self.reset()
 
+    def belongs_to(self, target: Target, drafter: Drafter | None) -> bool:
+        """Whether it was made for that pair: other caches would be read without a word."""
+        return self._target is target and self._drafter is drafter
+
     def reset(self) -> None:
         """Forget everything."""
         self.tokens: list[int] = []
