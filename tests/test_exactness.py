@@ -27,6 +27,7 @@ PROMPTS = (1, 2, 50, 600)
 BLOCKS = (2, 5, 8, None)  # plain decoding has tests of its own
 DRAFTS = ("perfect", "spoilt", "random", "real")
 ENGINES = ("dflash2", "mixed", "dflash")
+SPARED = ("llama_untied", "qwen3", "qwen3_5_moe", "gemma4_per_layer", "gemma4_moe", "gemma3_text")
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,21 @@ class Case:
 
 
 def schedule() -> list[Case]:
-    """A share of the cross product: a family meets every value, and all pairs of values meet somewhere."""
+    """A share of the cross product: a family meets every value, and all pairs of values meet somewhere.
+
+    Variants of a family in feed-forward or head alone are spared the long prompt.
+    """
     cases = []
     for number, family in enumerate(tiny.FAMILIES):
         slides = "sliding_window" in str({**NAMED, **OTHERS}[family](16))
-        windows = {prompt: 32 if slides and (prompt == 600) != bool(number % 2) else 16 for prompt in PROMPTS}
-        picked = []
         for i, drafts in enumerate(DRAFTS):
             prompt = PROMPTS[(i + number // 4) % 4]
             block = BLOCKS[(i + number) % 4]
-            picked.append(Case(family, windows[prompt], prompt, block, drafts, ENGINES[number % 3]))
-        cases += picked
+            other_window = (prompt == 600) != bool(number % 2)
+            if prompt == 600 and family in SPARED:
+                prompt = 50
+            window = 32 if slides and other_window else 16
+            cases.append(Case(family, window, prompt, block, drafts, ENGINES[number % 3]))
     return cases
 
 
@@ -65,7 +70,7 @@ CASES = schedule()
 def test_the_schedule_covers_what_it_should() -> None:
     for family in tiny.FAMILIES:
         mine = [case for case in CASES if case.family == family]
-        assert {case.prompt for case in mine} == set(PROMPTS)
+        assert {case.prompt for case in mine} == set(PROMPTS) - ({600} if family in SPARED else set())
         assert {case.block for case in mine} == set(BLOCKS)
         assert {case.drafts for case in mine} == set(DRAFTS)
     values = {"window": (16, 32), "prompt": PROMPTS, "block": BLOCKS, "drafts": DRAFTS}
@@ -138,15 +143,15 @@ def check_state(run: Run, text: Sequence[int]) -> None:
     assert run.state.context.end == len(text) - 1
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma4_shared", "qwen3_next"])
+@pytest.mark.parametrize("family", ["gemma4_shared", "qwen3_next"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_random_drafter_alone_changes_nothing(family: str, engine: str, drafters: Any) -> None:
     of = subject(family, 16)
     prompt = of.prompt(50)
     drafter = drafters(family, 16, engine, OWN)
-    run = decode(of.target, drafter, prompt, checkpoint_block_size=OWN, max_tokens=60)
-    assert run.tokens == of.answer(prompt, 60)
-    assert run.stats.cycles > 40
+    run = decode(of.target, drafter, prompt, checkpoint_block_size=OWN, max_tokens=40)
+    assert run.tokens == of.answer(prompt, 40)
+    assert run.stats.cycles > 25
 
 
 # --- verify modes, and several in one conversation ----------------------------------------------------------
@@ -158,13 +163,13 @@ def test_decoding_without_drafts_is_plain_decoding(family: str) -> None:
     ways: list[tuple[int, bool, dict[str, Any]]] = [
         (1, True, {"block_size": 1}),
         (50, True, {"verify_mode": "off"}),
-        (600, False, {}),
+        (2, False, {}),
     ]
     for length, with_drafter, options in ways:
         prompt = of.prompt(length)
-        proposer = of.scripted(prompt, 100) if with_drafter else None
-        run = decode(of.target, proposer, prompt, max_tokens=100, **options)
-        assert run.tokens == of.answer(prompt, 100)
+        proposer = of.scripted(prompt, 60) if with_drafter else None
+        run = decode(of.target, proposer, prompt, max_tokens=60, **options)
+        assert run.tokens == of.answer(prompt, 60)
         assert run.stats.cycles == run.stats.accepted_tokens == 0
         if with_drafter:
             check_state(run, [*prompt, *run.tokens])

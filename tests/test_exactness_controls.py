@@ -62,8 +62,8 @@ def test_control_a_broken_rollback_changes_the_text(
     of = subject(family, 16)
     prompt = of.prompt(50)
     monkeypatch.setattr(entry, "settle", broken)
-    proposer = of.scripted(prompt, 80, right=0.6, checked=False)
-    assert decode(of.target, proposer, prompt, block_size=5, max_tokens=80).tokens != of.answer(prompt, 80)
+    proposer = of.scripted(prompt, 50, right=0.6, checked=False)
+    assert decode(of.target, proposer, prompt, block_size=5, max_tokens=50).tokens != of.answer(prompt, 50)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "qwen3_5", "falcon_h1"])
@@ -72,8 +72,8 @@ def test_control_a_commit_of_all_rows_changes_the_text(family: str, monkeypatch:
     prompt = of.prompt(50)
     commit = Transaction.commit
     monkeypatch.setattr(Transaction, "commit", lambda self, keep: commit(self, self.rows))
-    proposer = of.scripted(prompt, 80, right=0.6, checked=False)
-    assert decode(of.target, proposer, prompt, block_size=5, max_tokens=80).tokens != of.answer(prompt, 80)
+    proposer = of.scripted(prompt, 50, right=0.6, checked=False)
+    assert decode(of.target, proposer, prompt, block_size=5, max_tokens=50).tokens != of.answer(prompt, 50)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tests.running import CHUNK, decode, real_drafter, subject
 def test_taps_are_the_layer_outputs_of_a_plain_forward(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     of = subject(family, 16)
     prompt = of.prompt(50)
-    run = decode(of.target, of.scripted(prompt, 60, right=0.6), prompt, max_tokens=60)
+    run = decode(of.target, of.scripted(prompt, 40, right=0.6), prompt, max_tokens=40)
     context = run.state.context
     assert isinstance(context, RecordingContext)
     rows = context.rows()
@@ -145,7 +145,7 @@ def test_two_pairs_in_one_process_do_not_know_of_each_other(tmp_path: Path) -> N
     untouched = tiny.build("qwen3_5")
     before = calls_of(*models, untouched)
     prompt = tiny.random_prompt(50)
-    texts = [tiny.plain_greedy(tiny.build(family), prompt, 60) for family in families]
+    texts = [tiny.plain_greedy(tiny.build(family), prompt, 40) for family in families]
 
     def pair(number: int) -> Pair:
         model = models[number]
@@ -154,7 +154,7 @@ def test_two_pairs_in_one_process_do_not_know_of_each_other(tmp_path: Path) -> N
         return Pair(Target(model), drafter)
 
     def text(of: Pair) -> list[int]:
-        return generate(of, prompt, max_tokens=60, prefill_step_size=CHUNK).tokens
+        return generate(of, prompt, max_tokens=40, prefill_step_size=CHUNK).tokens
 
     first = pair(0)
     assert text(first) == texts[0]
@@ -163,15 +163,15 @@ def test_two_pairs_in_one_process_do_not_know_of_each_other(tmp_path: Path) -> N
     assert text(first) == texts[0]
     states = first.new_state(), second.new_state()
     for number, of in enumerate((first, second)):
-        assert generate(of, prompt, max_tokens=30, state=states[number]).tokens == texts[number][:30]
+        assert generate(of, prompt, max_tokens=20, state=states[number]).tokens == texts[number][:20]
     for number, of in enumerate((first, second)):  # go on where each was
-        longer = [*prompt, *texts[number][:30]]
-        assert generate(of, longer, max_tokens=30, state=states[number]).tokens == texts[number][30:]
+        longer = [*prompt, *texts[number][:20]]
+        assert generate(of, longer, max_tokens=20, state=states[number]).tokens == texts[number][20:]
     del second
     assert text(first) == texts[0]
-    assert tiny.plain_greedy(untouched, prompt, 60) == texts[0]
+    assert tiny.plain_greedy(untouched, prompt, 40) == texts[0]
     # the tapped model itself still serves mlx-lm, and is what it was
-    assert tiny.plain_greedy(models[0], prompt, 60) == texts[0]
+    assert tiny.plain_greedy(models[0], prompt, 40) == texts[0]
     assert isinstance(models[0], type(untouched))
     after = {kind: kind.__dict__.get("__call__") for kind in before}
     assert after == before
