@@ -14,7 +14,12 @@ def resolve(name: str) -> Path:
 
     Raises ModelNotFound with the cause: no such folder, missing or gated repository, no connection.
     """
-    path = Path(name).expanduser()
+    path = Path(name)
+    if name.startswith("~"):
+        try:
+            path = path.expanduser()
+        except RuntimeError as error:
+            raise ModelNotFound(f"{name}: {error}") from None
     if path.is_dir():
         return path
     if path.exists():
@@ -28,10 +33,10 @@ def _download(repository: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
-        HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
     )
+    from huggingface_hub.errors import HTTPError as HubError  # type: ignore[attr-defined]
     from huggingface_hub.errors import RepositoryNotFoundError as Missing
 
     try:
@@ -44,6 +49,6 @@ def _download(repository: str) -> Path:
         cause = f"is no valid Hub id ({error})"
     except LocalEntryNotFoundError:
         cause = "is not in the Hub cache, and the Hub cannot be reached: connect, or give a local folder"
-    except (HfHubHTTPError, OSError) as error:
+    except (HubError, OSError) as error:  # HubError: also of the transport, such as a proxy or a time-out
         cause = f"could not be downloaded: {error}"
     raise ModelNotFound(f"{repository} {cause}") from None

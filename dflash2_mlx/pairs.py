@@ -57,6 +57,8 @@ def published_drafter(facts: TargetFacts, name: str = "") -> str | None:
     """The Hub id of the published drafter for a target of those facts; among several, the one that `name` hints at."""
     fitting = [(word, drafter) for known, word, drafter in _PUBLISHED if known == facts]
     hinted = [drafter for word, drafter in fitting if word in name.lower()]
+    if fitting and not hinted:
+        log.warning("%s is taken for %s by its shape alone: --draft names another", fitting[0][1], name or tuple(facts))
     return next(iter(hinted or [drafter for _, drafter in fitting]), None)
 
 

@@ -20,9 +20,7 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # As Qwen3's: earlier thinking is dropped, and thinking can be switched off by a closed block in the prompt.
-THINKING = (
-    CHATML + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
-)
+THINKING = CHATML + "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
 
 
 def make_tokenizer(template: str | None = CHATML) -> TokenizerWrapper:
@@ -140,9 +138,7 @@ class FakeBackend:
         if step == self.fail_at:
             raise RequestError("the target failed")
 
-    def _step(
-        self, pair: Any, tokens: list[int], finish: str | None, logprobs: int | None, stats: FakeStats
-    ) -> Any:
+    def _step(self, pair: Any, tokens: list[int], finish: str | None, logprobs: int | None, stats: FakeStats) -> Any:
         entries = [SimpleNamespace(token=t, logprob=-0.5, top=[(t, -0.5)][:logprobs]) for t in tokens]
         return SimpleNamespace(
             text=pair.tokenizer.decode([t for t in tokens if t != pair.tokenizer.eos_token_id]),

@@ -15,6 +15,7 @@ class Ends:
     """What a drafter borrows of a target: an embedding and a head of the right size."""
 
     embed_scale = 1.0
+    dtype = mx.float32
 
     def __init__(self, hidden: int, vocab: int) -> None:
         keys = mx.random.split(mx.random.key(77), 2)

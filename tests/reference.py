@@ -86,9 +86,7 @@ class Oracle:
         tokens, candidates, _ = selector.select(hidden, logits, mx.array([anchor]), 0.0)
         candidates = mx.sort(candidates[0], axis=-1)
         scores = self._scores(hidden[0], logits[0], candidates, anchor)
-        return Block(
-            np.array(hidden[0]), np.array(logits[0]), np.array(candidates), scores, tokens[0].tolist()
-        )
+        return Block(np.array(hidden[0]), np.array(logits[0]), np.array(candidates), scores, tokens[0].tolist())
 
     def _scores(self, hidden: mx.array, logits: mx.array, candidates: mx.array, anchor: int) -> np.ndarray:
         """All pairs by the formula of one pair, from the reference's own parameters."""

@@ -35,9 +35,7 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", code]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, **environment}
-    )
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
 
 
 def test_bundled_loads_nothing(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,9 +78,7 @@ def test_a_broken_candidate_is_passed_over(loaded: list[str], monkeypatch: pytes
     assert _blas.preload().library == "good.so"
 
 
-def test_where_nothing_is_found_the_reason_names_the_remedy(
-    loaded: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_is_found_the_reason_names_the_remedy(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_blas, "_candidates", lambda: iter([]))
     assert _blas.preload().library is None
     assert "libopenblas0-pthread" in str(_blas.status())
@@ -104,9 +100,7 @@ def test_too_late_is_reported_and_nothing_loaded(loaded: list[str], monkeypatch:
     assert loaded == []
 
 
-def test_an_unknown_value_is_refused_with_value_and_remedy(
-    loaded: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unknown_value_is_refused_with_value_and_remedy(loaded: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DFLASH2_BLAS", "openblas")
     with pytest.raises(DFlashError, match=r"DFLASH2_BLAS='openblas'.*'auto'.*'bundled'.*path"):
         _blas.preload()

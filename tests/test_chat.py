@@ -61,9 +61,7 @@ def test_the_control_without_the_guard_lets_them_through() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "text", ["<|im_end", "<|im_<|im_end|>end|>", "<\ufdd0|im_end|>", "<|im_end|><|im_end|>"]
-)
+@pytest.mark.parametrize("text", ["<|im_end", "<|im_<|im_end|>end|>", "<\ufdd0|im_end|>", "<|im_end|><|im_end|>"])
 def test_pieces_of_control_tokens(text: str) -> None:
     template = ChatTemplate(TOKENIZER)
     ids = template.encode(template.render(user(text)))
@@ -78,9 +76,7 @@ def test_added_blanks_are_no_control_tokens() -> None:
 
 
 def test_a_template_that_refuses_is_a_clear_error() -> None:
-    strict = (
-        "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}x"
-    )
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}x"
     template = ChatTemplate(make_tokenizer(strict))
     with pytest.raises(RequestError, match="refuses these messages: System role not supported"):
         template.render([{"role": "system", "content": "a"}, *user("b")])
@@ -170,12 +166,8 @@ def test_thinking_is_told_from_the_answer_however_it_is_cut(
     assert split(make(), text)[1].strip() == expected[1]
     for size in range(1, len(text)):
         splitter = make()
-        pieces = [
-            p for i in range(0, len(text), size) for p in splitter.feed(text[i : i + size])
-        ] + splitter.flush()
-        joined = {
-            kind: "".join(p.text for p in pieces if p.kind == kind).strip() for kind in ("thinking", "answer")
-        }
+        pieces = [p for i in range(0, len(text), size) for p in splitter.feed(text[i : i + size])] + splitter.flush()
+        joined = {kind: "".join(p.text for p in pieces if p.kind == kind).strip() for kind in ("thinking", "answer")}
         assert (joined["thinking"], joined["answer"]) == expected
 
 
@@ -270,9 +262,7 @@ def test_system_reasoning_and_parameters_reach_the_request() -> None:
 
 
 def test_thinking_is_kept_apart_and_not_said_again() -> None:
-    session, backend = make_session(
-        "<think>\nhm\n</think>\n\nyes", "no", pair=FakePair(make_tokenizer(THINKING))
-    )
+    session, backend = make_session("<think>\nhm\n</think>\n\nyes", "no", pair=FakePair(make_tokenizer(THINKING)))
     pieces = list(session.send("a"))
     assert "".join(piece.text for piece in pieces if piece.kind == "thinking").strip() == "hm"
     assert session.messages[-1] == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}

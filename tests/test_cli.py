@@ -279,17 +279,13 @@ def test_system_and_template_arguments(fake: FakeBackend) -> None:
     assert text.endswith("assistant\nWell")
 
 
-def test_no_chat_template_is_refused_with_the_remedy(
-    fake: FakeBackend, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_chat_template_is_refused_with_the_remedy(fake: FakeBackend, capsys: pytest.CaptureFixture[str]) -> None:
     fake.pairs["demo"] = FakePair(make_tokenizer(None))
     assert cli.main(["generate", "hello"]) == cli.EXIT_USAGE
     assert "no chat template: use `generate --raw`" in capsys.readouterr().err
 
 
-def test_an_interrupted_generate_keeps_what_was_printed(
-    fake: FakeBackend, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_generate_keeps_what_was_printed(fake: FakeBackend, capsys: pytest.CaptureFixture[str]) -> None:
     fake.answers, fake.interrupt_at = ["abcdefgh"], 2
     assert cli.main(["generate", "hello"]) == cli.EXIT_INTERRUPTED
     assert capsys.readouterr().out == "abcdef"

@@ -110,9 +110,7 @@ def test_rotating_cache_writes_single_rows_in_place() -> None:
     assert positions_of(keys) == [8, 9, 2, 3, 4, 5, 6, 7], (
         "mlx-lm no longer writes a single row of a full RotatingKVCache over its oldest one"
     )
-    assert not cache.is_trimmable(), (
-        "mlx-lm now trims a RotatingKVCache that has wrapped: rollback may use it"
-    )
+    assert not cache.is_trimmable(), "mlx-lm now trims a RotatingKVCache that has wrapped: rollback may use it"
 
 
 def test_arrays_cache_state_begins_with_its_list() -> None:
@@ -161,9 +159,7 @@ def test_slice_assignment_leaves_other_references_alone() -> None:
     kept = array = mx.zeros((4,))
     array = kept[:]
     array[1:3] = 7
-    assert kept.tolist() == [0, 0, 0, 0], (
-        "mlx no longer gives x[:] a value of its own: snapshots would change"
-    )
+    assert kept.tolist() == [0, 0, 0, 0], "mlx no longer gives x[:] a value of its own: snapshots would change"
 
 
 # Models
@@ -194,9 +190,7 @@ def test_a_models_own_make_cache_wins() -> None:
     model = tiny_llama()
     caches = [RotatingKVCache(max_size=WINDOW), KVCache()]
     object.__setattr__(model, "make_cache", lambda: caches)
-    assert make_prompt_cache(model) is caches, (
-        "mlx-lm's make_prompt_cache no longer asks the model's make_cache"
-    )
+    assert make_prompt_cache(model) is caches, "mlx-lm's make_prompt_cache no longer asks the model's make_cache"
 
 
 def test_a_model_is_called_with_ids_and_its_caches() -> None:
@@ -244,9 +238,7 @@ def test_rope_is_built_from_a_config_and_takes_an_offset() -> None:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_sampling_functions_keep_their_parameters(
-    function: Callable[..., Any], parameters: list[str]
-) -> None:
+def test_sampling_functions_keep_their_parameters(function: Callable[..., Any], parameters: list[str]) -> None:
     found = list(inspect.signature(function).parameters)
     missing = [name for name in parameters if name not in found]
     assert not missing, f"mlx-lm's {function.__name__} no longer takes {missing}, but {found}"
@@ -290,9 +282,7 @@ def test_penalties_are_applied_in_order_to_the_ids_given() -> None:
 
 @pytest.fixture
 def word_tokenizer() -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(
-        models.WordLevel({"<unk>": 0, "<end>": 1, "hello": 2, "world": 3}, unk_token="<unk>")
-    )
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "<end>": 1, "hello": 2, "world": 3}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -345,9 +335,7 @@ def test_loading_functions_keep_their_parameters() -> None:
         assert not missing, f"mlx-lm's {function.__name__} no longer takes {missing}, but {found}"
 
 
-def test_load_model_and_tokenizer_read_a_folder(
-    tmp_path: Path, word_tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_load_model_and_tokenizer_read_a_folder(tmp_path: Path, word_tokenizer: PreTrainedTokenizerFast) -> None:
     model = tiny_llama()
     mx.save_safetensors(str(tmp_path / "model.safetensors"), dict(tree_flatten(model.parameters())))
     config = {key: value for key, value in vars(model.args).items() if value is not None}

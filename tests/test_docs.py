@@ -33,9 +33,7 @@ def docs(tool: ModuleType) -> str:
 
 
 @pytest.mark.parametrize("columns", ["40", "200"])
-def test_the_docs_are_up_to_date(
-    columns: str, docs: str, tool: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_docs_are_up_to_date(columns: str, docs: str, tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     assert tool.updated(docs) == docs, "run `python tools/update_docs.py`"
 

@@ -49,9 +49,7 @@ DRAFTER = {
 }
 
 
-def write_weights(
-    file: Path, tensors: dict[str, tuple[str, tuple[int, ...], int]], *, lacking: int = 0
-) -> None:
+def write_weights(file: Path, tensors: dict[str, tuple[str, tuple[int, ...], int]], *, lacking: int = 0) -> None:
     """A safetensors file of zeros; `lacking` bytes are cut off."""
     header: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
     end = 0
@@ -153,9 +151,7 @@ def test_the_estimate_is_what_mlx_lm_allocates() -> None:
     caches = make_prompt_cache(model)
     context = 512  # whole steps of a growing cache
     model(mx.zeros((1, context - 1), dtype=mx.int32), cache=caches)
-    model(
-        mx.zeros((1, 1), dtype=mx.int32), cache=caches
-    )  # a rotating cache lets go of a chunk with the next row
+    model(mx.zeros((1, 1), dtype=mx.int32), cache=caches)  # a rotating cache lets go of a chunk with the next row
     held = sum(array.nbytes for cache in caches for array in (cache.keys, cache.values))
     float32 = 2
     assert facts.cache_bytes(config, context) * float32 == pytest.approx(held, rel=0.05)

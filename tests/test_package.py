@@ -32,9 +32,7 @@ def run_python(code: str) -> str:
 
 
 def test_importing_the_package_imports_neither_mlx_nor_mlx_lm() -> None:
-    heavy = (
-        "{name.split('.')[0] for name in sys.modules} & {'mlx', 'mlx_lm', 'transformers', 'numpy', 'rich'}"
-    )
+    heavy = "{name.split('.')[0] for name in sys.modules} & {'mlx', 'mlx_lm', 'transformers', 'numpy', 'rich'}"
     assert run_python(f"import sys, dflash2_mlx; print({heavy})") == "set()"
 
 

@@ -181,9 +181,7 @@ def test_embedding_and_head_of_the_target(tmp_path: Path, family: str) -> None:
 
 
 @pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
-def test_a_context_that_starts_late_keeps_its_positions(
-    tmp_path: Path, target: nn.Module, layers: list[str]
-) -> None:
+def test_a_context_that_starts_late_keeps_its_positions(tmp_path: Path, target: nn.Module, layers: list[str]) -> None:
     config = tiny_drafter_config(target, layer_types=layers)
     pairing = make_pairing(tmp_path, target, config)
     assert_parity(pairing, random_taps(config, sum(GROWING)), GROWING, start=300)
@@ -249,9 +247,7 @@ def test_the_law_of_a_drawn_path(tmp_path: Path, target: nn.Module, temperature:
     paths = set()
     for seed in range(20):
         key = mx.random.key(seed)
-        proposal = pairing.drafter.propose(
-            pairing.target, context, mx.array([11]), 6, temperature=temperature, key=key
-        )
+        proposal = pairing.drafter.propose(pairing.target, context, mx.array([11]), 6, temperature=temperature, key=key)
         assert proposal.candidates is not None
         assert proposal.law is not None
         order = np.argsort(np.array(proposal.candidates), axis=-1)
@@ -281,9 +277,7 @@ def test_the_oracle_walks_its_own_scores(tmp_path: Path, target: nn.Module) -> N
     assert False in paths, "the selector must change some path, or its scores are not tested"
 
 
-def test_the_oracle_is_wrong_only_after_a_single_row_into_a_full_window(
-    tmp_path: Path, target: nn.Module
-) -> None:
+def test_the_oracle_is_wrong_only_after_a_single_row_into_a_full_window(tmp_path: Path, target: nn.Module) -> None:
     """Why the oracle's context is built from scratch: the fault of the reference, pinned."""
     config = tiny_drafter_config(target, layer_types=[SLIDING] * 3)
     oracle = make_pairing(tmp_path, target, config).oracle

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 
 from dflash2_mlx.decode.state import DecodeState
 from dflash2_mlx.drafter.propose import Drafter
+from dflash2_mlx.errors import RequestError
 from dflash2_mlx.target.adapter import Target
 from dflash2_mlx.target.rollback import flatten
 from tests import tiny
@@ -21,13 +22,7 @@ from tests.running import CHUNK, Subject, decode, real_drafter, steps, subject
 
 DENSE, SLIDING, HYBRID, NESTED = "llama", "gpt_oss", "qwen3_5", "falcon_h1"
 KINDS = (DENSE, SLIDING, HYBRID, NESTED)
-
-
-class Blind(Scripted):
-    """Spoilt drafts for texts that are not known beforehand: mostly the id that an earlier cold run gave."""
-
-    def __init__(self, of: Subject, right: float = 0.6) -> None:
-        super().__init__(of.target, [], of.shape(), right=right, checked=False)
+BEFORE_END = 17  # tokens of a prompt after the point that caches which cannot be trimmed come back to
 
 
 @pytest.fixture(params=KINDS)
@@ -63,7 +58,7 @@ def check_aligned(state: DecodeState) -> None:
 
 
 def new_state(of: Subject) -> DecodeState:
-    return DecodeState(of.target, Blind(of))  # type: ignore[arg-type]
+    return DecodeState(of.target, Scripted(of.target, [], of.shape()))  # type: ignore[arg-type]
 
 
 # --- reuse --------------------------------------------------------------------------------------------------------
@@ -80,18 +75,18 @@ def test_a_growing_conversation_runs_only_what_is_new(of: Subject) -> None:
         prompt = [*prompt, *run.tokens, *tiny.random_prompt(12, seed=turn)]
 
 
-def test_the_same_prompt_again_runs_its_last_token_only(of: Subject) -> None:
+def test_the_same_prompt_again_runs_its_end_only(of: Subject) -> None:
     state = new_state(of)
     prompt = tiny.random_prompt(40)
     first = answer(of, state, prompt)
     for _ in range(6):
         again = answer(of, state, prompt)
-        assert again.stats.cached_tokens == len(prompt) - 1
+        assert again.stats.cached_tokens == len(prompt) - (1 if state.trimmable else BEFORE_END)
         assert again.tokens == first.tokens
 
 
 def test_a_shorter_prompt_than_the_state_goes_back(of: Subject) -> None:
-    """Dense targets go back to any point, others to the start of an earlier answer, or begin anew."""
+    """Dense targets go back to any point, others to one shortly before an earlier answer, or begin anew."""
     state = new_state(of)
     prompts = [tiny.random_prompt(40)]
     for turn in range(3):
@@ -102,7 +97,7 @@ def test_a_shorter_prompt_than_the_state_goes_back(of: Subject) -> None:
 
     branch = [*prompts[1][:-3], *tiny.random_prompt(9, seed=7)]  # parts from turn 2 within its user message
     run = answer(of, state, branch)
-    assert run.stats.cached_tokens == (len(prompts[1]) - 3 if dense else len(prompts[0]) - 1)
+    assert run.stats.cached_tokens == (len(prompts[1]) - 3 if dense else len(prompts[1]) - 10 - 1)
 
     run = answer(of, state, [*prompts[0][:20], *tiny.random_prompt(9, seed=8)])  # before every mark
     assert run.stats.cached_tokens == (20 if dense else 0)
@@ -119,7 +114,7 @@ def test_undo_after_several_retries_still_finds_the_earlier_turn(of: Subject) ->
     for _ in range(6):
         answer(of, state, second)
     run = answer(of, state, [*first, *tiny.random_prompt(5, seed=2)])
-    assert run.stats.cached_tokens == (len(first) if state.trimmable else len(first) - 1)
+    assert run.stats.cached_tokens == (len(first) if state.trimmable else len(first) - BEFORE_END)
 
 
 def test_a_prompt_that_the_state_goes_past_re_runs_its_last_token(of: Subject) -> None:
@@ -127,7 +122,7 @@ def test_a_prompt_that_the_state_goes_past_re_runs_its_last_token(of: Subject) -
     prompt = tiny.random_prompt(40)
     run = answer(of, state, prompt, 30)
     run = answer(of, state, [*prompt, *run.tokens[:10]])
-    assert run.stats.cached_tokens == (len(prompt) + 9 if state.trimmable else len(prompt) - 1)
+    assert run.stats.cached_tokens == (len(prompt) + 9 if state.trimmable else len(prompt) - BEFORE_END)
 
 
 def test_a_mark_is_not_changed_by_what_is_decoded_after_it(of: Subject) -> None:
@@ -137,7 +132,7 @@ def test_a_mark_is_not_changed_by_what_is_decoded_after_it(of: Subject) -> None:
     for _ in range(3):
         run = decode(of.target, None, prompt, state=state, max_tokens=30)
         assert run.tokens == cold(of, prompt, 30)
-    assert run.stats.cached_tokens == len(prompt) - 1
+    assert run.stats.cached_tokens == len(prompt) - (1 if state.trimmable else BEFORE_END)
 
 
 # --- closing ------------------------------------------------------------------------------------------------------
@@ -170,18 +165,8 @@ def close_here(running: Any) -> None:
 
 
 def close_elsewhere(running: Any) -> None:
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            running.close()
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert not failures
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(running.close).result()
 
 
 @pytest.mark.parametrize("close", [close_here, close_elsewhere])
@@ -253,7 +238,7 @@ def test_cancelling_in_prefill_keeps_the_finished_chunks(of: Subject) -> None:
     seen: list[tuple[int, int]] = []
     running = steps(
         of.target,
-        Blind(of),
+        Scripted(of.target, [], of.shape()),
         prompt,
         state=state,
         max_tokens=10,
@@ -274,10 +259,27 @@ def test_progress_counts_prompt_tokens_from_what_is_cached(of: Subject) -> None:
     prompt = tiny.random_prompt(100)
     seen: list[tuple[int, int]] = []
     decode(of.target, None, prompt, state=state, max_tokens=1, progress=lambda *now: seen.append(now))
-    assert seen == [(0, 100), (64, 100), (99, 100), (100, 100)]
+    marked = [] if state.trimmable else [(100 - BEFORE_END, 100)]
+    assert seen == [(0, 100), (64, 100), *marked, (99, 100), (100, 100)]
     seen.clear()
     decode(of.target, None, prompt, state=state, max_tokens=1, progress=lambda *now: seen.append(now))
-    assert seen == [(99, 100), (100, 100)]
+    assert seen == [*marked, (99, 100), (100, 100)]
+
+
+@pytest.mark.parametrize("options", [{"block_size": 5}, {"block_size": 1}])
+def test_a_request_that_was_left_open_ends_when_the_state_goes_on(of: Subject, options: dict[str, Any]) -> None:
+    state = new_state(of)
+    prompt = tiny.random_prompt(40)
+    proposer = Scripted(of.target, [*prompt, *cold(of, prompt, 40)], of.shape(), right=0.7)
+    left = steps(of.target, proposer, prompt, state=state, max_tokens=40, **options)
+    given = [token for _ in range(4) for token in next(left).tokens]
+    answer(of, state, [*prompt, *given, 1, 2, 3])
+    held = list(state.tokens)
+    with pytest.raises(RequestError, match="another request"):
+        next(left)
+    assert state.tokens == held
+    check_aligned(state)
+    answer(of, state, [*held, 4, 5])
 
 
 # --- failures -----------------------------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ class Failing(Target):
         return logits
 
 
-@pytest.mark.parametrize("countdown", [1, 3, 6])  # in prefill, at the last prompt token, in a cycle
+@pytest.mark.parametrize("countdown", [1, 4, 7])  # in prefill, at the last prompt token, in a cycle
 @pytest.mark.parametrize("block_size", [1, 5])
 def test_an_exception_inside_a_forward_empties_the_state(countdown: int, block_size: int) -> None:
     of = subject(HYBRID, 16)

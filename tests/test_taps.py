@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,20 +68,30 @@ def test_prefill_leaves_the_caches_of_plain_prefill(family: str) -> None:
     of = subject(family, 16)
     for length, context_rows in ((1, None), (2, None), (50, 31), (200, None), (200, 31)):
         prompt = tiny.random_prompt(length)
-        plain = make_prompt_cache(of.plain)
-        for start in range(0, length - 1, CHUNK):
-            of.plain(mx.array([prompt[start : min(start + CHUNK, length - 1)]]), cache=plain)
-            mx.eval([entry.state for entry in plain])
         proposer = Scripted(of.target, prompt, of.shape(context_rows))
-        state = DecodeState(of.target, proposer)  # type: ignore[arg-type]
-        request = make_request(
-            prompt, vocab_size=of.target.vocab_size, checkpoint_block_size=8, prefill_step_size=CHUNK
-        )
-        assert prefill(of.target, state, request)
-        assert state.tokens == prompt[:-1]
-        for ours, theirs in zip(flatten(state.caches), flatten(plain), strict=True):
-            assert type(ours) is type(theirs)
-            assert same(ours.state, theirs.state)
+        for keeps_marks in (False, True):
+            state = DecodeState(of.target, proposer, keeps_marks=keeps_marks)  # type: ignore[arg-type]
+            seen: list[int] = []
+            request = make_request(
+                prompt,
+                vocab_size=of.target.vocab_size,
+                checkpoint_block_size=8,
+                prefill_step_size=CHUNK,
+                progress=lambda done, _, seen=seen: seen.append(done),
+            )
+            assert prefill(of.target, state, request)
+            assert state.tokens == prompt[:-1]
+            borders = [*range(0, length - 1, CHUNK), length - 1]
+            if keeps_marks and not state.trimmable:  # one more border, where the mark is
+                borders = sorted({*range(0, max(0, length - 17), CHUNK), max(0, length - 17), length - 1})
+            assert seen == borders
+            plain = make_prompt_cache(of.plain)
+            for start, end in pairwise(borders):
+                of.plain(mx.array([prompt[start:end]]), cache=plain)
+                mx.eval([entry.state for entry in plain])
+            for ours, theirs in zip(flatten(state.caches), flatten(plain), strict=True):
+                assert type(ours) is type(theirs)
+                assert same(ours.state, theirs.state)
 
 
 def same(a: Any, b: Any) -> bool:

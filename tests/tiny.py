@@ -105,9 +105,7 @@ def random_prompt(length: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
     return ids
 
 
-def plain_greedy(
-    model: nn.Module, prompt: Sequence[int], n: int, *, prefill_step_size: int = 64
-) -> list[int]:
+def plain_greedy(model: nn.Module, prompt: Sequence[int], n: int, *, prefill_step_size: int = 64) -> list[int]:
     """What mlx-lm itself decodes: the oracle of every greedy stream."""
     steps = generate_step(mx.array(prompt), model, max_tokens=n, prefill_step_size=prefill_step_size)
     return [int(token) for token, _ in steps]

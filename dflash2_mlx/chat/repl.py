@@ -75,6 +75,8 @@ class Repl:
                 self._orders[what.name](what.rest)
         except DFlashError as error:
             self._screen.error(" ".join(str(error).split()))
+        except (RuntimeError, MemoryError) as error:  # of MLX, such as a device out of memory: the conversation stays
+            self._screen.error(f"{type(error).__name__}: {' '.join(str(error).split())}")
         return True
 
     def _say(self, text: str, line: str) -> None:

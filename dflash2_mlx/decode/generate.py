@@ -42,6 +42,7 @@ def generate_tokens(
 
     Raises DecodeError when a row of the target is not finite; the tokens before it have been given.
     """
+    claim = state.claim()
     stats.start_prompt()
     stats.prompt_tokens = len(request.prompt)
     stats.cached_tokens = state.reuse(request.prompt)
@@ -49,7 +50,7 @@ def generate_tokens(
         stats.start_generation()
         yield TokenStep([], 0, "cancelled", None, stats)
         return
-    run = _Run(target, request, state, stats)
+    run = _Run(target, request, state, stats, claim)
     first = run.first()
     if proposer is None or request.block_size == 1:
         yield from run.plain(first)
@@ -60,7 +61,8 @@ def generate_tokens(
 class _Run:
     """One request after its prefill."""
 
-    def __init__(self, target: Target, request: Request, state: DecodeState, stats: Stats) -> None:
+    def __init__(self, target: Target, request: Request, state: DecodeState, stats: Stats, claim: int) -> None:
+        self.claim = claim
         self.request, self.state, self.stats, self.target = request, state, stats, target
         self.keys = Keys(request.seed)
         self.decoder = PlainDecoder(target, state, request, self.keys)
@@ -87,6 +89,7 @@ class _Run:
             self.state.tokens += step.tokens
         while True:
             yield step
+            self.state.check_claim(self.claim)
             if self.request.cancelled():
                 yield self._cancelled()
                 return
@@ -109,24 +112,27 @@ class _Run:
             while step.finish_reason is None:
                 anchor = step.tokens[-1]
                 pending = cycle.launch(anchor)
+                self.state.pending = pending.transaction
                 yield step
+                self.state.check_claim(self.claim)
                 if self.request.cancelled():
                     break
                 outcome = cycle.collect(pending)
                 step = self._settle(cycle, pending, anchor, outcome)
-                pending = None
+                self.state.pending = pending = None
                 if outcome.failed and step.finish_reason is None:
                     yield step
                     raise DecodeError(not_finite(len(self.state.tokens)))
         finally:
             if pending is not None:
-                pending.transaction.abort()
+                pending.transaction.abort()  # does nothing where another request has aborted it
         yield step if step.finish_reason else self._cancelled()
 
     def _settle(self, cycle: Cycle, launched: Launched, anchor: int, outcome: Outcome) -> TokenStep:
         """Count, cut and commit what a cycle gave."""
-        self.stats.count_cycle(outcome.accepted, self.request.block_size - 1, dropped=outcome.dropped)
         step = self._emit(outcome.tokens, outcome.accepted, outcome.logprobs)
+        proposed = self.request.block_size - 1
+        self.stats.count_cycle(outcome.accepted, proposed, emitted=len(step.tokens), dropped=outcome.dropped)
         cycle.commit(launched, anchor, step.tokens)
         return step
 

@@ -10,22 +10,30 @@ from ..target.adapter import Target
 from .request import Request
 from .state import DecodeState
 
+# Templates open a turn with a few tokens (a role, a thinking block) that the next prompt words differently: a point to
+# come back to has to lie before them.
+_BEFORE_END = 16
+
 
 def prefill(target: Target, state: DecodeState, request: Request) -> bool:
     """Feed what `state` lacks of the prompt, up to its last token; false when cancelled between chunks.
 
-    Chunks are the same forwards as mlx-lm's, so that the caches are bit-equal to plain prefill's.
+    Chunks are the same forwards as mlx-lm's. Where the caches cannot be trimmed, one border lies shortly before the
+    end, and a mark there.
     """
     prompt, end = request.prompt, len(request.prompt) - 1
     request.progress(len(state.tokens), len(prompt))
+    boundary = max(len(state.tokens), end - _BEFORE_END) if state.needs_marks else end
     while len(state.tokens) < end:
         if request.cancelled():
             return False
-        chunk = prompt[len(state.tokens) : min(len(state.tokens) + request.prefill_step_size, end)]
+        if len(state.tokens) == boundary:
+            state.mark()
+        border = boundary if len(state.tokens) < boundary else end
+        chunk = prompt[len(state.tokens) : min(len(state.tokens) + request.prefill_step_size, border)]
         with state.changing():
             _feed(target, state, chunk, len(prompt))
         request.progress(len(state.tokens), len(prompt))
-    state.mark()
     return True
 
 

@@ -63,6 +63,8 @@ def make_request(
     if verify_mode not in VERIFY_MODES:
         planned = ", which this version does not have yet" if verify_mode in _PLANNED_MODES else ""
         raise RequestError(f"verify_mode {verify_mode!r}{planned}: use one of {VERIFY_MODES}", param="verify_mode")
+    if checkpoint_block_size == 1 and block_size not in (None, 1):
+        raise RequestError(f"block_size is {block_size!r}: there is no drafter, decoding is plain", param="block_size")
     block = checkpoint_block_size if block_size is None else _whole("block_size", block_size, 1, checkpoint_block_size)
     hooks: dict[str, Any] = {"progress": progress, "cancelled": cancelled, "cut": cut}
     for name, hook in hooks.items():

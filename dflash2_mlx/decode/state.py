@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.models.cache import RotatingKVCache
 
 from ..drafter.context import DraftContext
 from ..drafter.propose import Drafter
+from ..errors import RequestError
 from ..target.adapter import Target
-from ..target.rollback import flatten, is_trimmable
+from ..target.rollback import Transaction, flatten, is_trimmable
 
 _MARKS_KEPT = 4  # the last turns' starts: enough for retry and undo; a mark of a sliding target pins a window
 
@@ -29,14 +31,30 @@ class _Mark:
 class DecodeState:
     """Target caches and drafter context after `tokens`. Always consistent: a change that breaks off empties it."""
 
-    def __init__(self, target: Target, drafter: Drafter | None) -> None:
+    def __init__(self, target: Target, drafter: Drafter | None, *, keeps_marks: bool = True) -> None:
         self._target = target
         self._drafter = drafter
+        self._keeps_marks = keeps_marks
+        self._claims = 0
+        self.pending: Transaction | None = None  # of a block that is being verified
         self.reset()
 
     def belongs_to(self, target: Target, drafter: Drafter | None) -> bool:
         """Whether it was made for that pair: other caches would be read without a word."""
         return self._target is target and self._drafter is drafter
+
+    def claim(self) -> int:
+        """Begin a request: what another one has left open is undone. The number tells whether one is still the last."""
+        if self.pending is not None:
+            self.pending.abort()
+            self.pending = None
+        self._claims += 1
+        return self._claims
+
+    def check_claim(self, claim: int) -> None:
+        """Raises RequestError when another request has gone on with this state since `claim`."""
+        if claim != self._claims:
+            raise RequestError("its state went on with another request: this one has ended", param="state")
 
     def reset(self) -> None:
         """Forget everything."""
@@ -59,11 +77,14 @@ class DecodeState:
         """Whether every cache can go back to any earlier point."""
         return all(is_trimmable(cache) for cache in flatten(self.caches))
 
+    @property
+    def needs_marks(self) -> bool:
+        """Whether going back takes marks: some cache cannot be trimmed, and somebody may come back."""
+        return self._keeps_marks and not self.trimmable
+
     def mark(self) -> None:
         """Remember this point, so that a later prompt may branch off from it."""
-        if self.trimmable:
-            return
-        states = tuple(None if is_trimmable(c) else _fresh(c.state) for c in flatten(self.caches))
+        states = tuple(None if is_trimmable(c) else _compact(c) for c in flatten(self.caches))
         context = self.context.copy() if self.context else None
         earlier = [mark for mark in self._marks if mark.length < len(self.tokens)]
         self._marks = [*earlier[1 - _MARKS_KEPT :], _Mark(len(self.tokens), states, context)]
@@ -100,6 +121,17 @@ class DecodeState:
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _compact(cache: Any) -> Any:
+    """A cache's state for keeping: a window's rows alone, where the last chunk of a prefill has left more."""
+    state = cache.state
+    if type(cache) is RotatingKVCache:
+        keys, values, offset, sink, size, index = state
+        if not sink and keys is not None and index == keys.shape[2] > size:
+            rows = [mx.contiguous(part[..., -size:, :]) for part in (keys, values)]
+            return *rows, offset, sink, size, size
+    return _fresh(state)
 
 
 def _fresh(state: Any) -> Any:

@@ -30,6 +30,7 @@ class Stats:
     cached_tokens: int = 0
     generation_tokens: int = 0
     cycles: int = 0
+    cycle_tokens: int = 0
     accepted_tokens: int = 0
     dropped_blocks: int = 0
     accepted_by_position: list[int] = field(default_factory=list)
@@ -51,10 +52,14 @@ class Stats:
         self.generation_tokens += count
         self.generation_seconds = time.perf_counter() - self._since
 
-    def count_cycle(self, accepted: int, proposed: int, *, dropped: bool) -> None:
-        """One cycle in which `accepted` of `proposed` drafts stood; logs the alarm when it is due, once."""
+    def count_cycle(self, accepted: int, proposed: int, *, emitted: int, dropped: bool) -> None:
+        """One cycle in which `accepted` of `proposed` drafts stood and `emitted` tokens were left after any cut.
+
+        Logs the alarm when it is due, once.
+        """
         self.cycles += 1
-        self.accepted_tokens += accepted
+        self.cycle_tokens += emitted
+        self.accepted_tokens += min(accepted, emitted)
         self.dropped_blocks += dropped
         missing = proposed - len(self.proposed_by_position)
         self.accepted_by_position += [0] * missing
@@ -68,7 +73,7 @@ class Stats:
     @property
     def tokens_per_cycle(self) -> float:
         """Tokens committed per verify, 1 in plain decoding."""
-        return 1 + self.accepted_tokens / self.cycles if self.cycles else 1.0
+        return self.cycle_tokens / self.cycles if self.cycles else 1.0
 
     @property
     def acceptance_by_position(self) -> list[float]:
@@ -98,7 +103,7 @@ class Stats:
             "tokens_per_cycle": round(self.tokens_per_cycle, 3),
             "acceptance_by_position": [round(share, 3) for share in self.acceptance_by_position],
             "prompt_tps": round(_rate(prompt, self.prompt_seconds), 2),
-            "generation_tps": round(_rate(self.generation_tokens, self.generation_seconds), 2),
+            "generation_tps": round(_rate(self.generation_tokens - 1, self.generation_seconds), 2),
             "peak_memory_gb": round(mx.get_peak_memory() / 1e9, 3),
             "block_size": self.block_size,
             "verify_mode": self.verify_mode,
@@ -111,4 +116,4 @@ class Stats:
 
 
 def _rate(count: int, seconds: float) -> float:
-    return count / seconds if seconds > 0 else 0.0
+    return count / seconds if count > 0 and seconds > 0 else 0.0

@@ -168,7 +168,7 @@ class _Keys:
             raise CheckpointError(f"dflash_config has unknown keys {unknown}: this version would ignore them")
         if raw.get("attention_bias"):
             raise CheckpointError("attention_bias true: drafters with attention biases are not supported")
-        if raw.get("hidden_act", "silu") != "silu":
+        if raw.get("hidden_act") not in (None, "silu"):
             raise CheckpointError(f"hidden_act {raw['hidden_act']!r}: only 'silu' is supported")
 
     def get(self, name: str) -> Any:
@@ -208,14 +208,22 @@ class _Keys:
 
     def rope(self) -> tuple[float, dict[str, Any] | None]:
         """(theta, scaling or None), from `rope_parameters` or the flat keys."""
-        nested = self.raw.get("rope_parameters") or {}
-        theta = nested.get("rope_theta", self.raw.get("rope_theta"))
+        nested, scaling = (self.raw.get(name) or {} for name in ("rope_parameters", "rope_scaling"))
+        for name, value in (("rope_parameters", nested), ("rope_scaling", scaling)):
+            if not isinstance(value, Mapping):
+                raise CheckpointError(f"{name} is {value!r}, expected an object")
+            if value.get("partial_rotary_factor", 1) != 1:
+                raise CheckpointError(
+                    f"{name} has partial_rotary_factor {value['partial_rotary_factor']}: only 1 is known"
+                )
+        thetas = (place.get("rope_theta") for place in (nested, self.raw, scaling))
+        theta = next((theta for theta in thetas if theta is not None), None)
         if not isinstance(theta, int | float) or isinstance(theta, bool) or theta <= 0:
             raise CheckpointError(
                 f"rope_theta is {theta!r}: it must be a positive number, flat or in rope_parameters, "
                 "since a default would ruin long contexts"
             )
-        scaling = self.raw.get("rope_scaling") or nested
+        scaling = scaling or nested
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         return float(theta), None if kind == "default" else dict(scaling)
 

@@ -40,6 +40,11 @@ class Ring:
             new_values = _write(new_values, values[:, :, head:], 0)
         return Ring(new_keys, new_values)
 
+    def used(self, end: int) -> Ring:
+        """Without the slots past `end` of a ring that has not wrapped, in steps so that shapes change seldom."""
+        rows = -(-max(end, 1) // _SMALLEST) * _SMALLEST
+        return self if rows >= self.capacity else Ring(self.keys[:, :, :rows], self.values[:, :, :rows])
+
     def grown(self, capacity: int) -> Ring:
         """With more slots; only before the ring has wrapped, where slots are positions."""
         pad = [(0, 0), (0, 0), (0, capacity - self.capacity), (0, 0)]

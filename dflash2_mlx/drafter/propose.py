@@ -8,7 +8,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from .config import DrafterConfig
-from .context import DraftContext, visibility
+from .context import DraftContext, Ring, visibility
 from .layer_kv import LayerKV
 from .model import DraftModel
 from .selector import top_candidates, walk
@@ -16,6 +16,9 @@ from .selector import top_candidates, walk
 
 class TargetEnds(Protocol):
     """What a drafter borrows of its target."""
+
+    @property
+    def dtype(self) -> mx.Dtype: ...
 
     @property
     def embed_scale(self) -> float: ...
@@ -77,6 +80,7 @@ class Drafter:
         if scale != 1.0:
             rows = rows * scale
         end = context.end
+        rings = {kind: ring.used(end) for kind, ring in context.rings.items()}
         masks = {
             kind: visibility(
                 end,
@@ -86,13 +90,14 @@ class Drafter:
                 window=config.window(kind),
                 causal=config.causal(kind),
             )
-            for kind, ring in context.rings.items()
+            for kind, ring in rings.items()
         }
-        return self.model(rows, _by_layer(config, context), masks, end)[1:]
+        return self.model(rows, _by_layer(config, rings), masks, end)[1:]
 
     def logits(self, target: TargetEnds, hidden: mx.array) -> mx.array:
         """The drafter's logits (R, V) in float32 for hidden rows (R, H)."""
-        return self.model.scale_logits(target.head(hidden[None])[0])
+        # In the head's own dtype: another one would convert the whole matrix in every cycle.
+        return self.model.scale_logits(target.head(hidden.astype(target.dtype)[None])[0])
 
     def lattice(self, target: TargetEnds, context: DraftContext, anchor: mx.array, width: int) -> Lattice:
         """Candidates and pair scores of a block (DFlash 2)."""
@@ -137,12 +142,12 @@ class Drafter:
         return Proposal(tokens, lattice.candidates, mx.softmax(walked, axis=-1), finite)
 
 
-def _by_layer(config: DrafterConfig, context: DraftContext) -> list[tuple[mx.array, mx.array]]:
+def _by_layer(config: DrafterConfig, rings: dict[str, Ring]) -> list[tuple[mx.array, mx.array]]:
     seen: dict[str, int] = {}
     out = []
     for kind in config.layer_types:
         i = seen.get(kind, 0)
         seen[kind] = i + 1
-        ring = context.rings[kind]
+        ring = rings[kind]
         out.append((ring.keys[i : i + 1], ring.values[i : i + 1]))
     return out

@@ -9,14 +9,17 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx_lm.models.cache import ArraysCache, CacheList, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from ..errors import TargetError
 from .recurrent import Recorder, equip_recurrent
 from .rollback import Transaction, flatten, unknown_kinds
 from .taps import TapSink, tap
 
-_EMBEDDINGS = ("embed_tokens", "embeddings", "wte", "tok_embeddings", "word_embeddings")
+# Names that families give to these parts.
+_EMBEDDINGS = ("embed_tokens", "embeddings", "embedding", "wte", "embed_in", "tok_embeddings", "word_embeddings")
+_LAYERS = ("layers", "h", "blocks")
+_HEADS = ("lm_head", "embed_out")
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,10 @@ class Target:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self._owner, self._inner = _find_text_model(model)
-        self.layers: list[nn.Module] = self._inner["layers"]
+        self.layers: list[nn.Module] = _part(self._inner, _LAYERS)
         self.model_type: str = str(getattr(model, "model_type", type(model).__module__.rsplit(".", 1)[-1]))
         self.num_layers = len(self.layers)
-        self._table: nn.Module = _embedding(self._inner)
+        self._table: nn.Module = _part(self._inner, _EMBEDDINGS)
         self.vocab_size = int(self._table["weight"].shape[0])
         self.embed_scale = float(getattr(self._inner, "embed_scale", 1.0))
         example = self.embed(mx.zeros((1, 1), dtype=mx.int32))
@@ -63,8 +66,9 @@ class Target:
 
     def head(self, hidden: mx.array) -> mx.array:
         """The raw output head, (1, n, H) to (1, n, V), without the family's own scaling and softcap."""
-        if "lm_head" in self._owner:
-            logits: mx.array = self._owner["lm_head"](hidden)
+        head = _part(self._owner, _HEADS)
+        if head is not None:
+            logits: mx.array = head(hidden)
             return logits
         tied: mx.array = self._table.as_linear(hidden)
         return tied
@@ -111,8 +115,9 @@ class Target:
         plain = self(tokens, caches)
         tap(self.layers, layer_ids, self._sink)
         self._tapped = tuple(layer_ids)
-        for layer, cache in zip(self.layers, caches, strict=False):
-            if _is_recurrent(cache):
+        if any(type(cache) is ArraysCache for cache in flatten(caches)):
+            # All of them: a family may have fewer caches than layers, so that their numbers say nothing.
+            for layer in self.layers:
                 equip_recurrent(layer, self._recorder)
         self._probe(tokens, plain)
 
@@ -144,21 +149,17 @@ def _close(a: mx.array, b: mx.array) -> bool:
     return float(gap.item()) < 0.1  # type: ignore[arg-type]
 
 
-def _is_recurrent(cache: Any) -> bool:
-    return type(cache) in (ArraysCache, CacheList) and any(type(c) is ArraysCache for c in flatten([cache]))
-
-
-def _embedding(module: nn.Module) -> Any:
-    """The token embedding among a module's children, by the names that families give it."""
-    return next((module[name] for name in _EMBEDDINGS if name in module), None)
+def _part(module: nn.Module, names: tuple[str, ...]) -> Any:
+    """The first of a module's children that has one of those names."""
+    return next((module[name] for name in names if name in module), None)
 
 
 def _find_text_model(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     """(the module with the head, the module with embedding and layers), however the family wraps them."""
     queue: list[tuple[nn.Module, nn.Module]] = [(model, model)]
     for owner, module in queue:
-        if _embedding(module) is not None and isinstance(module.get("layers"), list):
-            return (owner if "lm_head" not in module else module), module
+        if _part(module, _EMBEDDINGS) is not None and isinstance(_part(module, _LAYERS), list):
+            return (owner if _part(module, _HEADS) is None else module), module
         if len(queue) < 32:
             queue.extend((module, child) for child in module.children().values() if isinstance(child, nn.Module))
     raise TargetError(

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 from mlx import nn
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model, load_model, load_tokenizer
 
@@ -51,7 +51,7 @@ def load_target(
         # TypeError: a config key that the family needs is absent; RuntimeError: a weight file is cut short.
         raise CheckpointError(f"{folder} cannot be loaded as a chat model: {error}") from None
     if dtype is not None:
-        model.set_dtype(_DTYPES[dtype])
+        _cast(model, _DTYPES[dtype])
     if dequantize:
         model = dequantize_model(model)
     _evaluate(model, progress or (lambda share: None))
@@ -69,7 +69,19 @@ def generation_defaults(folder: Path) -> dict[str, float]:
         raise CheckpointError(f"{path} is not valid JSON ({error}): mend or remove it") from None
     if stored.get("do_sample") is False:
         return {"temperature": 0.0}
+    if stored.get("do_sample") and stored.get("temperature") is None:
+        stored["temperature"] = 1.0  # what transformers takes then
     return {key: stored[key] for key in _SAMPLING_KEYS if stored.get(key) is not None}
+
+
+def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
+    """Set the compute dtype; a family may keep some parameters as they are (mlx-lm's `cast_predicate`)."""
+    allowed = getattr(model, "cast_predicate", lambda path: True)
+
+    def cast(path: str, array: mx.array) -> mx.array:
+        return array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) and allowed(path) else array
+
+    model.update(tree_map_with_path(cast, model.parameters()))
 
 
 def _evaluate(model: nn.Module, progress: Callable[[float], None]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
 from ..errors import TargetError
-from .recurrent import Recorder
+from .recurrent import Record, Recorder
 
 
 class Entry(Protocol):
@@ -24,7 +24,7 @@ class Entry(Protocol):
 class TrimEntry:
     """Keys and values by position: later rows are cut off by moving the offset."""
 
-    def __init__(self, cache: KVCache | QuantizedKVCache, _: Recorder) -> None:
+    def __init__(self, cache: KVCache | QuantizedKVCache, *_: object) -> None:
         self.cache = cache
 
     def settle(self, keep: int, rows: int) -> None:
@@ -36,7 +36,7 @@ class TrimEntry:
 class RotatingEntry:
     """A sliding window: a block is appended in temporal order, with a window's rows before it, and cut from the end."""
 
-    def __init__(self, cache: RotatingKVCache, _: Recorder) -> None:
+    def __init__(self, cache: RotatingKVCache, *_: object) -> None:
         self.cache = cache
         self.before = cache.state
 
@@ -59,9 +59,10 @@ class RotatingEntry:
 class RecurrentEntry:
     """A recurrent state: kept by reference, and replayed over the accepted rows when any was rejected."""
 
-    def __init__(self, cache: ArraysCache, recorder: Recorder) -> None:
+    def __init__(self, cache: ArraysCache, recorder: Recorder, records: dict[int, Record]) -> None:
         self.cache = cache
         self.recorder = recorder
+        self.records = records
         arrays, *rest = cache.state
         self.before = (list(arrays), *rest)
         self.record_key = id(cache)
@@ -72,8 +73,7 @@ class RecurrentEntry:
         arrays, *rest = self.before
         self.cache.state = (list(arrays), *rest)
         if keep:
-            records = self.recorder.records or {}
-            self.recorder.replay(records[self.record_key], keep)
+            self.recorder.replay(self.records[self.record_key], keep)
 
 
 _ENTRIES: dict[type, Any] = {
@@ -111,8 +111,10 @@ class Transaction:
             raise ValueError(f"a transaction of {rows} rows: blocks have two or more")
         self.rows = rows
         self._recorder = recorder
-        self._entries: list[Entry] = [_ENTRIES[type(cache)](cache, recorder) for cache in flatten(caches)]
-        self._records: dict[int, Any] = {}
+        self._records: dict[int, Record] = {}
+        self._entries: list[Entry] = [
+            _ENTRIES[type(cache)](cache, recorder, self._records) for cache in flatten(caches)
+        ]
         self._open = True
 
     def __enter__(self) -> Transaction:
@@ -136,12 +138,8 @@ class Transaction:
         if not self._open:
             raise RuntimeError("the transaction is closed already")
         self._open = False
-        self._recorder.records = self._records
-        try:
-            for entry in self._entries:
-                entry.settle(keep, self.rows)
-        finally:
-            self._recorder.records = None
+        for entry in self._entries:
+            entry.settle(keep, self.rows)
 
     def abort(self) -> None:
         """Leave each cache as it was before the block; does nothing on a closed transaction."""

@@ -81,8 +81,9 @@ def stream_generate(
         **parameters,
     )
     if state is None:
-        # Nobody comes back to these caches: a plain request need not keep the drafter's context up.
-        state = pair.new_state() if request.block_size > 1 else DecodeState(pair.target, None)
+        # Nobody comes back to these caches: no marks, and a plain request need not keep the drafter's context up.
+        drafter = pair.drafter if request.block_size > 1 else None
+        state = DecodeState(pair.target, drafter, keeps_marks=False)
     elif not state.belongs_to(pair.target, pair.drafter):
         raise RequestError("state is that of another pair: use this pair's new_state()", param="state")
     return _run(pair, request, state, text)
