@@ -289,3 +289,19 @@ def test_an_interrupted_generate_keeps_what_was_printed(fake: FakeBackend, capsy
     fake.answers, fake.interrupt_at = ["abcdefgh"], 2
     assert cli.main(["generate", "hello"]) == cli.EXIT_INTERRUPTED
     assert capsys.readouterr().out == "abcdef"
+
+
+class NeverLoads:
+    """A backend for what must be refused before a model is loaded."""
+
+    def load(self, *_: object) -> object:
+        raise AssertionError("the model was loaded")
+
+
+@pytest.mark.parametrize(
+    "flags", [["--verify-mode", "adaptive"], ["--temp", "-1"], ["--stop", ""], ["--max-tokens", "0"], ["--top-p", "2"]]
+)
+def test_wrong_values_are_refused_before_the_model_is_loaded(flags: list[str]) -> None:
+    arguments = cli.command_parser("generate", generate_command).parse_args(["hello", *flags])
+    with pytest.raises(RequestError):
+        generate_command.run(arguments, NeverLoads())  # type: ignore[arg-type]

@@ -67,10 +67,12 @@ def folders() -> dict[str, str]:
 
 def demo() -> str:
     """Whether the embedded target is there, or how to get it."""
-    from dflash2_mlx.demo import paths
+    from dflash2_mlx.demo import paths, store
 
     if paths.packaged_gguf() is not None:
         return f"{paths.MODEL_NAME} is installed"
+    if store.is_complete(paths.converted_path()):
+        return f"{paths.MODEL_NAME} is in {paths.converted_path()}"
     try:
         return f"{paths.MODEL_NAME} is in {local_folder(paths.HUB_ID)}"
     except ModelNotFound:
@@ -154,12 +156,13 @@ def target_facts(config: dict[str, Any]) -> TargetFacts:
 
 def target_folder(model: str) -> Path:
     """The target's folder; the embedded one is converted when that has not been done yet."""
-    from dflash2_mlx.demo import paths
+    from dflash2_mlx.demo import paths, store
     from dflash2_mlx.pairs import DEMO
 
     if model != DEMO:
         return local_folder(model)
-    return paths.target_path() if paths.packaged_gguf() is not None else local_folder(paths.HUB_ID)
+    here = paths.packaged_gguf() is not None or store.is_complete(paths.converted_path())
+    return paths.target_path() if here else local_folder(paths.HUB_ID)
 
 
 def drafter_folder(model: str, draft: str | None, target: TargetFacts) -> Path | None:

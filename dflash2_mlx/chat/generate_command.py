@@ -40,6 +40,7 @@ def run(args: argparse.Namespace, backend: Backend | None = None) -> int:
     """Raises RequestError for bad input, before the model is loaded where that can be told."""
     _check(args)
     prompt = read_prompt(args.prompt)
+    check_values(options.given_parameters(args))
     if backend is None:
         from dflash2_mlx.chat.backend import Library
 
@@ -68,6 +69,17 @@ def read_prompt(given: str | None) -> str:
     if not text.strip():
         raise RequestError("the prompt is empty", param="prompt")
     return text
+
+
+def check_values(parameters: dict[str, Any]) -> None:
+    """Refuse what no pair would take; what depends on the pair is checked once it is loaded."""
+    from dflash2_mlx.decode.request import make_request
+    from dflash2_mlx.text.stops import stop_strings
+
+    given = dict(parameters)
+    stop_strings(given.pop("stop", None))
+    block = given.get("block_size")
+    make_request([0], vocab_size=1 << 31, checkpoint_block_size=max(2, block if isinstance(block, int) else 2), **given)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -30,7 +30,7 @@ def target_path(progress: Callable[[float], None] | None = None) -> Path:
     """
     report = progress if progress is not None else _silent
     report(0.0)
-    folder = store.cache_folder() / f"{MODEL_NAME}-Q4_1-v{CONVERSION_VERSION}"
+    folder = converted_path()
     if not store.is_complete(folder):
         source = packaged_gguf()
         if source is None:
@@ -39,6 +39,11 @@ def target_path(progress: Callable[[float], None] | None = None) -> Path:
             _convert_into(folder, source, report)
     report(1.0)
     return folder
+
+
+def converted_path() -> Path:
+    """Where the converted target is kept, whether it is there or not."""
+    return store.cache_folder() / f"{MODEL_NAME}-Q4_1-v{CONVERSION_VERSION}"
 
 
 def drafter_path() -> Path:

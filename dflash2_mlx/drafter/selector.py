@@ -6,8 +6,7 @@ import mlx.core as mx
 from mlx import nn
 
 # Width of the blocks of the two-stage top-k. Both stages then sort at most a few thousand numbers a row, which a GPU
-# does in one threadgroup, where a vocabulary of 248,320 needs many passes. On two CPU cores, 7 rows of 49,152: see
-# docs/log.md.
+# does in one threadgroup, where a vocabulary of 248,320 needs many passes.
 _BLOCK = 64
 
 
