@@ -152,7 +152,7 @@ def test_an_unknown_parameter_is_not_dropped(pair: Pair, name: str, value: Any) 
 
 def test_block_sizes_of_a_pair_without_a_drafter(pair: Pair) -> None:
     bare = Pair(pair.target)
-    refused(bare, "block_size", "from 1 to 1", block_size=2)
+    refused(bare, "block_size", "is 2", "no drafter", block_size=2)
 
 
 def request_of(**parameters: Any) -> Any:
