@@ -38,9 +38,14 @@ class Library:
 
     def check(self, pair: Pair, parameters: Mapping[str, Any]) -> None:
         """Raises RequestError when the library refuses a parameter."""
-        from dflash2_mlx.decode.request import make_request
-        from dflash2_mlx.text.stops import stop_strings
+        check_parameters(parameters, vocab_size=pair.target.vocab_size, block_size=pair.block_size)
 
-        given = dict(parameters)
-        stop_strings(given.pop("stop", None))
-        make_request([0], vocab_size=pair.target.vocab_size, checkpoint_block_size=pair.block_size, **given)
+
+def check_parameters(parameters: Mapping[str, Any], *, vocab_size: int, block_size: int) -> None:
+    """Raises RequestError when the library refuses a parameter for a pair of that vocabulary and block size."""
+    from dflash2_mlx.decode.request import make_request
+    from dflash2_mlx.text.stops import stop_strings
+
+    given = dict(parameters)
+    stop_strings(given.pop("stop", None))
+    make_request([0], vocab_size=vocab_size, checkpoint_block_size=block_size, **given)

@@ -73,13 +73,9 @@ def read_prompt(given: str | None) -> str:
 
 def check_values(parameters: dict[str, Any]) -> None:
     """Refuse what no pair would take; what depends on the pair is checked once it is loaded."""
-    from dflash2_mlx.decode.request import make_request
-    from dflash2_mlx.text.stops import stop_strings
+    from dflash2_mlx.chat.backend import check_parameters
 
-    given = dict(parameters)
-    stop_strings(given.pop("stop", None))
-    block = given.get("block_size")
-    make_request([0], vocab_size=1 << 31, checkpoint_block_size=max(2, block if isinstance(block, int) else 2), **given)
+    check_parameters(parameters, vocab_size=1 << 31, block_size=max(2, parameters.get("block_size") or 2))
 
 
 def _check(args: argparse.Namespace) -> None:
