@@ -291,7 +291,7 @@ def _count_rest(bench: Bench, block: int, temperature: float) -> int:
     request = make_request(
         bench.prompt, vocab_size=pair.target.vocab_size, checkpoint_block_size=block, temperature=temperature, seed=1
     )
-    prefill(pair.target, state, request)
+    list(prefill(pair.target, state, request))
     assert pair.drafter is not None
     with patch.object(mx, "async_eval", lambda *arrays: None):
         cycle = Cycle(pair.target, pair.drafter, state, request, Keys(1))
@@ -345,7 +345,7 @@ def measure_prefill(bench: Bench, lengths: list[int]) -> list[dict[str, float]]:
             mx.clear_cache()
             mx.reset_peak_memory()
             before, start = mx.get_active_memory(), time.perf_counter()
-            prefill(bench.pair.target, state, request)
+            list(prefill(bench.pair.target, state, request))
             row[f"{name}, MB"] = round((mx.get_peak_memory() - before) / 1e6, 1)
             row[f"{name}, s"] = round(time.perf_counter() - start, 2)
             del state

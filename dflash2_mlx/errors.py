@@ -2,11 +2,14 @@
 
 DFlashError
 ├── RequestError        a parameter of one request is wrong: nothing has run
+│   └── PromptTooLong   the prompt does not fit the model's context
 ├── CheckpointError     a config or weight file is not what it must be
 ├── PairError           a drafter and a target do not belong together
 ├── TargetError         a target that cannot be tapped or rolled back
 ├── ModelNotFound       no such folder, no such repository, or not reachable
-└── DecodeError         the target itself failed while decoding (rows that are not finite)
+├── DecodeError         the target itself failed while decoding (rows that are not finite)
+└── EngineBusy          the engine takes no request now: it is stopping, or stands still
+    └── QueueFull       as many requests wait as may
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ class RequestError(DFlashError, ValueError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class PromptTooLong(RequestError):
+    """The prompt does not fit the model's context."""
 
 
 class CheckpointError(DFlashError, ValueError):
@@ -42,3 +49,15 @@ class ModelNotFound(DFlashError, FileNotFoundError):
 
 class DecodeError(DFlashError, RuntimeError):
     """The target failed while decoding; what was emitted before stands."""
+
+
+class EngineBusy(DFlashError, RuntimeError):
+    """The engine takes no request now: it is stopping, or its watchdog found it standing still."""
+
+
+class QueueFull(EngineBusy):
+    """As many requests wait as may; another try is worth it after `retry_after` seconds."""
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after

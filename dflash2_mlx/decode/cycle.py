@@ -14,7 +14,7 @@ from ..errors import DecodeError
 from ..target.adapter import Target
 from ..target.rollback import Transaction
 from .accept import Verdict, accept_greedy, accept_sampled
-from .laws import history_rows, rows_finite
+from .laws import history_rows, only, rows_finite
 from .logprobs import RowLogprobs, TokenLogprobs
 from .request import Request
 from .state import DecodeState
@@ -82,7 +82,10 @@ class Cycle:
         )
 
     def launch(self, anchor: int) -> Launched:
-        """Send a whole cycle after `anchor`, the last emitted token, to the device; waits for nothing."""
+        """Send a whole cycle after `anchor`, the last emitted token, to the device.
+
+        Waits for nothing; where a constraint binds, for the drafts, while the target runs.
+        """
         law = self.request.law
         keys = [] if law.deterministic else self.keys.take(3)
         first = mx.array([anchor])
@@ -93,7 +96,8 @@ class Cycle:
             with transaction:
                 block = mx.concatenate([first, proposal.tokens.astype(mx.int32)])[None]
                 logits, taps = self.target.with_taps(block, self.state.caches)
-            outcome, logprobs = self._accept(anchor, proposal, logits[0], keys)
+            allowed = self._allowed(logits, proposal.tokens)
+            outcome, logprobs = self._accept(anchor, proposal, only(logits[0], allowed), rows_finite(logits[0]), keys)
             mx.async_eval(outcome, *(logprobs.arrays() if logprobs else []))
         return Launched(transaction, taps, outcome, logprobs)
 
@@ -107,11 +111,18 @@ class Cycle:
             self.target, context, anchor, self.request.block_size, temperature=law.temperature, key=keys[0]
         )
 
+    def _allowed(self, logits: mx.array, drafts: mx.array) -> mx.array | None:
+        constraint = self.request.constraint
+        if constraint is None or constraint.free(self.request.block_size):
+            return None
+        mx.async_eval(logits)
+        tokens: list[int] = drafts.tolist()  # type: ignore[assignment]
+        return constraint.masks(tokens)
+
     def _accept(
-        self, anchor: int, proposal: Proposal, logits: mx.array, keys: list[mx.array]
+        self, anchor: int, proposal: Proposal, logits: mx.array, finite: mx.array, keys: list[mx.array]
     ) -> tuple[mx.array, RowLogprobs | None]:
         law, drafts = self.request.law, proposal.tokens
-        finite = rows_finite(logits)
         size = law.history_size
         history = history_rows([*self.state.tokens[-size:], anchor], size, drafts) if size else None
         logits = law.adjust(logits, history)

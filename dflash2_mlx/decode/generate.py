@@ -46,7 +46,11 @@ def generate_tokens(
     stats.start_prompt()
     stats.prompt_tokens = len(request.prompt)
     stats.cached_tokens = state.reuse(request.prompt)
-    if not prefill(target, state, request):
+    for _ in prefill(target, state, request):
+        if request.turns:
+            yield TokenStep([], 0, None, None, stats)
+            state.check_claim(claim)
+    if len(state.tokens) < len(request.prompt) - 1:
         stats.start_generation()
         yield TokenStep([], 0, "cancelled", None, stats)
         return
@@ -94,7 +98,7 @@ class _Run:
                 yield self._cancelled()
                 return
             with self.state.changing():
-                following = self.decoder.launch(launched.token) if self.left > 1 else None
+                following = self.decoder.launch(launched.token, unread=True) if self.left > 1 else None
                 token, logprobs = self.decoder.read(launched)
                 if following is not None:
                     self.state.tokens.append(token)
@@ -153,6 +157,8 @@ class _Run:
         if self.left % _CLEAR_EVERY < keep:
             mx.clear_cache()
         self.stats.count_tokens(keep)
+        if self.request.constraint is not None:
+            self.request.constraint.advance(tokens[:keep])
         return TokenStep(tokens[:keep], min(accepted, keep), reason, logprobs and logprobs[:keep], self.stats)
 
     def _cancelled(self) -> TokenStep:

@@ -113,6 +113,11 @@ def rows_finite(logits: mx.array) -> mx.array:
     return largest - largest == 0  # as mx.isfinite, in two operations
 
 
+def only(logits: mx.array, allowed: mx.array | None) -> mx.array:
+    """Logits (R, V) with -inf where `allowed` (R, V) is false; None allows everything."""
+    return logits if allowed is None else mx.where(allowed, logits, mx.array(-math.inf, logits.dtype))
+
+
 def history_rows(history: Sequence[int], size: int, drafts: mx.array) -> mx.array:
     """The last `size` tokens before each of R + 1 rows that follow `history` and then the R `drafts`: (R + 1, size).
 

@@ -9,7 +9,7 @@ import mlx.core as mx
 from ..errors import DecodeError
 from ..target.adapter import Target
 from .cycle import Keys, not_finite
-from .laws import history_rows, rows_finite
+from .laws import history_rows, only, rows_finite
 from .logprobs import RowLogprobs, TokenLogprobs
 from .request import Request
 from .state import DecodeState
@@ -29,10 +29,11 @@ class PlainDecoder:
     def __init__(self, target: Target, state: DecodeState, request: Request, keys: Keys) -> None:
         self.target, self.state, self.request, self.keys = target, state, request, keys
 
-    def launch(self, token: mx.array) -> Step:
+    def launch(self, token: mx.array, *, unread: bool = False) -> Step:
         """Feed `token` (1,), which follows the state's tokens, and sample the next; waits for nothing.
 
-        The caches hold the token from now on: the caller adds it to `state.tokens` once it knows it.
+        The caches hold the token from now on: the caller adds it to `state.tokens` once it knows it. A constraint
+        has not heard of an `unread` token: then this waits for it, while the target runs.
         """
         state = self.state
         rings: list[mx.array] = []
@@ -43,13 +44,24 @@ class PlainDecoder:
             state.context.defer(taps, len(state.tokens))
             # Nothing here reads them: unevaluated, they would hold every tapped row of a long answer.
             rings = state.context.arrays()
-        step = self._choose(logits[0], token)
+        step = self._choose(logits[0], token, self._allowed(logits, token if unread else None))
         mx.async_eval(step.token, *(step.logprobs.arrays() if step.logprobs else []), *rings)
         return step
 
-    def _choose(self, logits: mx.array, token: mx.array) -> Step:
+    def _allowed(self, logits: mx.array, unread: mx.array | None) -> mx.array | None:
+        constraint = self.request.constraint
+        if constraint is None or constraint.free(1 if unread is None else 2):
+            return None
+        mx.async_eval(logits)
+        known: list[int] = [] if unread is None else unread.tolist()  # type: ignore[assignment]
+        if known and known[0] < 0:
+            return None  # a row that was not finite: `read` tells
+        return constraint.masks(known)[-1:]
+
+    def _choose(self, logits: mx.array, token: mx.array, allowed: mx.array | None) -> Step:
         law = self.request.law
         finite = rows_finite(logits)
+        logits = only(logits, allowed)
         size = law.history_size
         logits = law.adjust(logits, history_rows(self.state.tokens, size, token)[1:] if size else None)
         if law.deterministic:

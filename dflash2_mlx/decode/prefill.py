@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
@@ -15,26 +15,26 @@ from .state import DecodeState
 _BEFORE_END = 16
 
 
-def prefill(target: Target, state: DecodeState, request: Request) -> bool:
-    """Feed what `state` lacks of the prompt, up to its last token; false when cancelled between chunks.
+def prefill(target: Target, state: DecodeState, request: Request) -> Iterator[None]:
+    """Feed what `state` lacks of the prompt, up to its last token; yields after each chunk.
 
-    Chunks are the same forwards as mlx-lm's. Where the caches cannot be trimmed, one border lies shortly before the
-    end, and a mark there.
+    Ends early when the request is cancelled between chunks. Chunks are the same forwards as mlx-lm's. Where the caches
+    cannot be trimmed, one border lies shortly before the end, and a mark there.
     """
     prompt, end = request.prompt, len(request.prompt) - 1
     request.progress(len(state.tokens), len(prompt))
-    boundary = max(len(state.tokens), end - _BEFORE_END) if state.needs_marks else end
-    while len(state.tokens) < end:
-        if request.cancelled():
-            return False
-        if len(state.tokens) == boundary:
+    mark = max(len(state.tokens), end - _BEFORE_END) if state.needs_marks else end
+    while (start := len(state.tokens)) < end and not request.cancelled():
+        if start == mark:
             state.mark()
-        border = boundary if len(state.tokens) < boundary else end
-        chunk = prompt[len(state.tokens) : min(len(state.tokens) + request.prefill_step_size, border)]
+        border = min(b for b in (*request.borders, mark, end) if b > start)
+        chunk = prompt[start : min(start + request.prefill_step_size, border)]
         with state.changing():
             _feed(target, state, chunk, len(prompt))
+        if len(state.tokens) in request.borders:
+            request.at_border(state)
         request.progress(len(state.tokens), len(prompt))
-    return True
+        yield
 
 
 def _feed(target: Target, state: DecodeState, chunk: Sequence[int], total: int) -> None:

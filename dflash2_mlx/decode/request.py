@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RequestError
+from .constraint import Constraint
 from .laws import SamplingLaw, sampling_law
+
+if TYPE_CHECKING:
+    from .state import DecodeState
 
 VERIFY_MODES = ("dflash", "off")
 _PLANNED_MODES = ("adaptive", "ddtree")
@@ -23,6 +27,8 @@ class Request:
 
     `block_size` counts the anchor, 1 is plain decoding. `logprobs` is the number of alternatives to report next to
     each token's own log-probability, None for neither. `cut` may look at new tokens and keep only so many.
+    `constraint` says which tokens may stand. Prefill stops at the positions `borders` and calls `at_border`; with
+    `turns` it gives an empty step after each chunk, so that whoever runs it may do something else meanwhile.
     """
 
     prompt: tuple[int, ...]
@@ -37,6 +43,10 @@ class Request:
     progress: Progress = field(default=lambda done, total: None)
     cancelled: Callable[[], bool] = field(default=lambda: False)
     cut: Callable[[Sequence[int]], int | None] = field(default=lambda tokens: None)
+    constraint: Constraint | None = None
+    borders: frozenset[int] = frozenset()
+    at_border: Callable[[DecodeState], None] = field(default=lambda state: None)
+    turns: bool = False
 
 
 def make_request(
@@ -54,6 +64,7 @@ def make_request(
     progress: Progress | None = None,
     cancelled: Callable[[], bool] | None = None,
     cut: Callable[[Sequence[int]], int | None] | None = None,
+    constraint: Constraint | None = None,
     **law: Any,
 ) -> Request:
     """Check every parameter; the rest of the keywords are SamplingLaw's.
@@ -80,6 +91,7 @@ def make_request(
         logprobs=None if logprobs is None else _whole("logprobs", logprobs, 0, min(_MOST_ALTERNATIVES, vocab_size)),
         eos_token_ids=end_tokens(eos_token_ids),
         prefill_step_size=_whole("prefill_step_size", prefill_step_size, 1, 1 << 31),
+        constraint=constraint,
         **{name: hook for name, hook in hooks.items() if hook is not None},
     )
 

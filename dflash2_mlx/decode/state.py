@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import mlx.core as mx
-from mlx_lm.models.cache import RotatingKVCache
-
 from ..drafter.context import DraftContext
 from ..drafter.propose import Drafter
 from ..errors import RequestError
 from ..target.adapter import Target
+from ..target.copies import compact_state, renewed
 from ..target.rollback import Transaction, flatten, is_trimmable
 
 _MARKS_KEPT = 4  # the last turns' starts: enough for retry and undo; a mark of a sliding target pins a window
@@ -84,7 +82,7 @@ class DecodeState:
 
     def mark(self) -> None:
         """Remember this point, so that a later prompt may branch off from it."""
-        states = tuple(None if is_trimmable(c) else _compact(c) for c in flatten(self.caches))
+        states = tuple(None if is_trimmable(c) else compact_state(c) for c in flatten(self.caches))
         context = self.context.copy() if self.context else None
         earlier = [mark for mark in self._marks if mark.length < len(self.tokens)]
         self._marks = [*earlier[1 - _MARKS_KEPT :], _Mark(len(self.tokens), states, context)]
@@ -115,29 +113,9 @@ class DecodeState:
             if state is None:
                 cache.trim(excess)
             else:
-                cache.state = _fresh(state)
+                cache.state = renewed(state)
         self.tokens = self.tokens[:length]
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _compact(cache: Any) -> Any:
-    """A cache's state for keeping: a window's rows alone, where the last chunk of a prefill has left more."""
-    state = cache.state
-    if type(cache) is RotatingKVCache:
-        keys, values, offset, sink, size, index = state
-        if not sink and keys is not None and index == keys.shape[2] > size:
-            rows = [mx.contiguous(part[..., -size:, :]) for part in (keys, values)]
-            return *rows, offset, sink, size, size
-    return _fresh(state)
-
-
-def _fresh(state: Any) -> Any:
-    """The same values in new array objects: a cache may assign into the object that it holds."""
-    if isinstance(state, mx.array):
-        return state[...]
-    if isinstance(state, list | tuple):
-        return type(state)(_fresh(item) for item in state)
-    return state

@@ -45,6 +45,11 @@ class Ring:
         rows = -(-max(end, 1) // _SMALLEST) * _SMALLEST
         return self if rows >= self.capacity else Ring(self.keys[:, :, :rows], self.values[:, :, :rows])
 
+    def compact(self, end: int) -> Ring:
+        """As `used`, in buffers of its own where it is smaller."""
+        used = self.used(end)
+        return self if used is self else Ring(used.keys * 1, used.values * 1)
+
     def grown(self, capacity: int) -> Ring:
         """With more slots; only before the ring has wrapped, where slots are positions."""
         pad = [(0, 0), (0, 0), (0, capacity - self.capacity), (0, 0)]
@@ -146,6 +151,25 @@ class DraftContext:
         twin = DraftContext(self.config, self._project, self._dtype)
         twin._end, twin._starts, twin._rings = self._end, dict(self._starts), dict(self._rings)
         return twin
+
+    def compact(self) -> DraftContext:
+        """As `copy`, in no more memory than the rows need."""
+        twin = self.copy()
+        twin._rings = {kind: ring.compact(self._end) for kind, ring in self._rings.items()}
+        return twin
+
+    def missing(self, end: int) -> int:
+        """How many of the rows that a block after `end` could see would be unknown after a trim to `end`."""
+        if end > self.end:
+            return end
+        self.flush()
+        worst = 0
+        for kind, ring in self.rings.items():
+            window = self.config.window(kind)
+            first = 0 if window is None else max(0, end - window + 1)
+            kept = self._end - ring.capacity if end < self._end else 0
+            worst = max(worst, max(self._starts[kind], kept) - first)
+        return worst
 
     def arrays(self) -> list[mx.array]:
         """Every array held, for evaluation and for counting bytes."""

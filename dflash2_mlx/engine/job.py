@@ -1,0 +1,133 @@
+"""One request on the engine: who hears of it, how long it was served, and its own run of token steps."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from ..decode.generate import TokenStep, generate_tokens
+from ..decode.request import Request
+from ..decode.state import DecodeState
+from ..decode.stats import Stats
+from ..pairs import Pair
+from .prefix_cache import PrefixCache
+
+# Borders closer than this are not worth a chunk of their own.
+_NEAR = 256
+# Templates word a turn's head anew in the next prompt, so that a point to come back to has to lie before it.
+_BEFORE_END = 16
+
+_numbers = itertools.count(1)
+
+
+class Listener(Protocol):
+    """Who asked. Both are called on the engine's thread, or on the one that ended the request."""
+
+    def step(self, step: TokenStep) -> None:
+        """New tokens, of which the last step has a finish_reason."""
+        ...
+
+    def end(self, error: BaseException | None) -> None:
+        """Exactly once, after the last step; `error` where there was no last step."""
+        ...
+
+
+class Job:
+    """A request with its pair. `borders` are positions in its prompt that other prompts may branch off from."""
+
+    def __init__(
+        self, pair: Pair, request: Request, listener: Listener, *, borders: frozenset[int] = frozenset()
+    ) -> None:
+        self.pair, self.request, self.listener, self.borders = pair, request, listener, borders
+        self.number = next(_numbers)
+        self.stats: Stats = pair.new_stats(request.block_size, request.verify_mode)
+        self.submitted = time.monotonic()
+        self.started: float | None = None
+        self.served = 0.0  # seconds of turns
+        self.reason = "cancelled"  # how it ended: a finish reason, or "error"
+        self.cancelled = threading.Event()
+        self.state: DecodeState | None = None
+        self._steps: Iterator[TokenStep] | None = None
+        self._ended = False
+        self._lock = threading.Lock()
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether the first token has come."""
+        return self.stats.generation_tokens > 0
+
+    def turn(self, cache: PrefixCache, snapshot_every: int) -> bool:
+        """One chunk of the prompt, or one cycle; false when it was the last. Whatever goes wrong ends the job alone."""
+        try:
+            if self._steps is None:
+                self._steps = self._begin(cache, snapshot_every)
+            step = next(self._steps)
+            if (step.tokens or step.finish_reason) and not self.ended:
+                self.listener.step(step)
+            if step.finish_reason is None:
+                return not self.ended
+            self.reason = step.finish_reason
+            self._keep(cache)
+            self.end()
+        except Exception as error:  # of the model, or of whoever listens: the next request must not suffer
+            self.reason = "error"
+            self.end(error)
+        return False
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Tell the listener, once; any thread may."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = True
+        self.listener.end(error)
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def close(self) -> None:
+        """Leave the models alone; on the engine's thread."""
+        close = getattr(self._steps, "close", None)
+        if close is not None:
+            close()
+        self._steps = self.state = None
+
+    def _begin(self, cache: PrefixCache, snapshot_every: int) -> Iterator[TokenStep]:
+        self.started = time.monotonic()
+        prompt = self.request.prompt
+        restored = cache.restore(self.pair, prompt)
+        self.state = restored.state
+        request = replace(
+            self.request,
+            borders=snapshot_points(
+                len(restored.state.tokens), len(prompt), {*self.borders, restored.known}, snapshot_every
+            ),
+            at_border=lambda state: cache.store(self.pair, state),
+            cancelled=self.cancelled.is_set,
+            turns=True,
+        )
+        return generate_tokens(self.pair.target, self.pair.drafter, request, self.state, self.stats)
+
+    def _keep(self, cache: PrefixCache) -> None:
+        """The whole of it, a cancelled prefill too."""
+        if self.state is not None:
+            close = getattr(self._steps, "close", None)
+            if close is not None:
+                close()
+            cache.store(self.pair, self.state)
+
+
+def snapshot_points(start: int, length: int, wanted: set[int], every: int) -> frozenset[int]:
+    """Where a prefill from `start` of a prompt of `length` tokens stops for a snapshot.
+
+    At `wanted` positions, shortly before the end, and every so many tokens where none of these is near.
+    """
+    points = {p for p in (*wanted, length - 1 - _BEFORE_END) if start < p < length - 1}
+    regular = range((start // every + 1) * every, length - 1, every)
+    points |= {p for p in regular if all(abs(p - q) >= _NEAR for q in points)}
+    return frozenset(points)

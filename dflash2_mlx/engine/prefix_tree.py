@@ -1,0 +1,119 @@
+"""A radix tree over token ids whose nodes hold cache rows, and marks where a conversation can be taken up again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import mlx.core as mx
+
+from ..drafter.context import DraftContext
+from ..target.copies import arrays_in, copied, cut_rows
+
+
+@dataclass
+class Mark:
+    """What cannot be cut to a length: the states of caches that do not go by rows, and the drafter's context."""
+
+    states: list[Any]  # by cache; None for those that go by rows
+    context: DraftContext | None
+    used: int = 0  # tick of the last use
+    nbytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.nbytes = sum(array.nbytes for array in self.arrays())
+
+    def arrays(self) -> list[mx.array]:
+        """Every array held."""
+        return [*arrays_in(self.states), *(self.context.arrays() if self.context else [])]
+
+    def without_context(self) -> Mark | None:
+        """The states alone; None where nothing is left."""
+        return Mark(self.states, None, self.used) if any(state is not None for state in self.states) else None
+
+
+@dataclass
+class Node:
+    """Tokens `start` to `end` of a prefix, with the rows of every cache that goes by rows."""
+
+    start: int
+    tokens: tuple[int, ...]
+    rows: list[Any]  # by cache; None for those that do not go by rows
+    parent: Node | None = field(repr=False, default=None)
+    mark: Mark | None = None  # at its end
+    children: dict[int, Node] = field(default_factory=dict)
+    used: int = 0  # tick of the last use
+    row_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.row_bytes = sum(array.nbytes for array in arrays_in(self.rows))
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return self.row_bytes + (self.mark.nbytes if self.mark else 0)
+
+    def walk(self, tokens: Sequence[int]) -> tuple[list[Node], int]:
+        """The nodes below this root that `tokens` lead through, the last perhaps only in part, and how many matched."""
+        path: list[Node] = []
+        node, matched = self, 0
+        while matched < len(tokens) and (child := node.children.get(tokens[matched])):
+            path.append(child)
+            matched += common_prefix(child.tokens, tokens[matched : child.end])
+            if matched < child.end:
+                break
+            node = child
+        return path, matched
+
+    def add(self, tokens: Sequence[int], rows: list[Any]) -> Node:
+        """A new child for the `tokens` that follow this node."""
+        child = Node(self.end, tuple(tokens), rows, parent=self)
+        self.children[child.tokens[0]] = child
+        return child
+
+    def split(self, at: int) -> Node:
+        """Cut in two at position `at`, inside it; the upper part takes this node's place and is returned."""
+        cut = at - self.start
+        upper = Node(self.start, self.tokens[:cut], _halves(self.rows, 0, cut), parent=self.parent, used=self.used)
+        self.rows = _halves(self.rows, cut, len(self.tokens))
+        self.start, self.tokens = at, self.tokens[cut:]
+        self.row_bytes -= upper.row_bytes
+        assert self.parent is not None, "a root has no tokens to split"
+        self.parent.children[upper.tokens[0]] = upper
+        upper.children[self.tokens[0]] = self
+        self.parent = upper
+        return upper
+
+    def remove(self) -> None:
+        """Take a leaf out of the tree."""
+        assert self.parent is not None
+        del self.parent.children[self.tokens[0]]
+
+    def dissolve(self) -> None:
+        """Take all of it apart: parents and children hold each other, and memory would wait for the collector."""
+        for node in list(self.subtree()):
+            node.parent = None
+            node.children = {}
+
+    def subtree(self) -> Iterator[Node]:
+        """This node and all below it."""
+        waiting = [self]
+        while waiting:
+            node = waiting.pop()
+            yield node
+            waiting.extend(node.children.values())
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many of the first items are equal."""
+    if len(a) == len(b) and a == b:
+        return len(a)
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _halves(rows: list[Any], start: int, end: int) -> list[Any]:
+    return [None if piece is None else copied(cut_rows(piece, start, end)) for piece in rows]
