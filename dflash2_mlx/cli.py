@@ -25,6 +25,7 @@ PROGRAM = "dflash2-mlx"
 COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("dflash2_mlx.chat.generate_command", "Answer one prompt and leave."),
     "chat": ("dflash2_mlx.chat.chat_command", "Talk with a model in the terminal."),
+    "serve": ("dflash2_server.serve_command", "Serve OpenAI's and Anthropic's protocols on a local port."),
     "doctor": ("dflash2_mlx.chat.doctor", "Tell what is installed, the memory, and whether a pair fits."),
 }
 

@@ -12,9 +12,9 @@ import pytest
 from dflash2_mlx.chat import commands, store
 from dflash2_mlx.chat.figures import acceptance_bars, figures_line
 from dflash2_mlx.chat.session import Session
-from dflash2_mlx.chat.template import ChatTemplate
-from dflash2_mlx.chat.thinking import Piece, Splitter, split, splitter_for
 from dflash2_mlx.errors import RequestError
+from dflash2_mlx.text.reasoning import Piece, Splitter, split, splitter_for
+from dflash2_mlx.text.template import ChatTemplate
 from tests.chat_doubles import CHATML, THINKING, FakeBackend, FakePair, FakeStats, common, make_tokenizer
 
 TOKENIZER = make_tokenizer()

@@ -34,8 +34,8 @@ from dflash2_mlx.chat.render import (
 )
 from dflash2_mlx.chat.repl import Repl
 from dflash2_mlx.chat.session import Session
-from dflash2_mlx.chat.thinking import Piece
 from dflash2_mlx.errors import ModelNotFound
+from dflash2_mlx.text.reasoning import Piece
 from tests.chat_doubles import THINKING, FakeBackend, FakePair, make_tokenizer
 
 ENTER, ALT_ENTER, UP, CTRL_C, CTRL_D = "\r", "\x1b\r", "\x1b[A", "\x03", "\x04"

@@ -90,7 +90,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _templated(args: argparse.Namespace, pair: Pair, prompt: str) -> list[int]:
-    from dflash2_mlx.chat.template import ChatTemplate
+    from dflash2_mlx.text.template import ChatTemplate
 
     template = ChatTemplate(pair.tokenizer)
     messages = [{"role": "user", "content": prompt}]

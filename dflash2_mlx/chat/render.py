@@ -20,8 +20,8 @@ from rich.padding import Padding
 from rich.segment import Segment
 from rich.text import Text
 
-from dflash2_mlx.chat.thinking import Kind, Piece
 from dflash2_mlx.chat.visible import visible
+from dflash2_mlx.text.reasoning import Kind, Piece
 
 # A refresh every 80 ms reads as a stream; drawing may take a fifth of the time at most.
 _REFRESH_S = 0.08

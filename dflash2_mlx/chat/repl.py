@@ -13,8 +13,8 @@ from dflash2_mlx.chat.figures import figures_line, stats_lines
 from dflash2_mlx.chat.keyboard import interrupts, no_echo
 from dflash2_mlx.chat.options import REASONING, ModelChoice, draft_name, parameter_name, parameter_value
 from dflash2_mlx.chat.progress import loading
-from dflash2_mlx.chat.thinking import Piece
 from dflash2_mlx.errors import DFlashError, RequestError
+from dflash2_mlx.text.reasoning import Piece
 
 if TYPE_CHECKING:
     from dflash2_mlx.chat.backend import Backend

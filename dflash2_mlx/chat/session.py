@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from dflash2_mlx.chat import store, thinking
+from dflash2_mlx.chat import store
 from dflash2_mlx.chat.options import parameter_name, with_defaults
-from dflash2_mlx.chat.template import ChatTemplate, Message, unmarked
 from dflash2_mlx.errors import RequestError
+from dflash2_mlx.text.reasoning import Piece, split, splitter_for
+from dflash2_mlx.text.template import ChatTemplate, Message, unmarked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,11 +72,11 @@ class Session:
                 notes.append(str(error))
         return notes
 
-    def send(self, text: str, *, progress: Callable[[int, int], None] | None = None) -> Generator[thinking.Piece]:
+    def send(self, text: str, *, progress: Callable[[int, int], None] | None = None) -> Generator[Piece]:
         """Say something and yield the answer as it comes. `progress` hears of (prompt tokens done, all)."""
         yield from self._turn([*self.messages, {"role": "user", "content": text}], progress)
 
-    def retry(self, *, progress: Callable[[int, int], None] | None = None) -> Generator[thinking.Piece]:
+    def retry(self, *, progress: Callable[[int, int], None] | None = None) -> Generator[Piece]:
         """Answer the last message once more; the old answer is dropped when the new one begins."""
         if not self.messages:
             raise RequestError("there is no answer to try again")
@@ -89,7 +90,7 @@ class Session:
         """Take back the last message and its answer; returns what was said."""
         if not self.messages:
             raise RequestError("there is nothing to take back")
-        said = self.messages[-2]["content"]
+        said: str = self.messages[-2]["content"]
         del self.messages[-2:]
         return said
 
@@ -146,13 +147,13 @@ class Session:
         self.system, self.reasoning, self.parameters = saved.system, saved.reasoning, saved.parameters
         return saved
 
-    def _turn(self, messages: list[Message], progress: Callable[[int, int], None] | None) -> Generator[thinking.Piece]:
+    def _turn(self, messages: list[Message], progress: Callable[[int, int], None] | None) -> Generator[Piece]:
         """Answer `messages`, whose last one is the user's; the conversation changes with the first step."""
         self._stopped = False
         prompt = self._render(messages)
         known_text, known_ids = self._known.get(len(messages) - 2, ("", []))
         ids = self._template.encode(prompt, known_text=known_text, known_ids=known_ids)
-        splitter = thinking.splitter_for(self.pair.tokenizer, prompt)
+        splitter = splitter_for(self.pair.tokenizer, prompt)
         steps = self._backend.stream(
             self.pair,
             ids,
@@ -183,7 +184,7 @@ class Session:
     def _keep(
         self, messages: list[Message], prompt: str, ids: list[int], text: str, tokens: list[int], finish: str
     ) -> None:
-        thought, said = thinking.split(thinking.splitter_for(self.pair.tokenizer, prompt), text)
+        thought, said = split(splitter_for(self.pair.tokenizer, prompt), text)
         answer = {"role": "assistant", "content": said}
         if thought:
             answer["reasoning_content"] = thought

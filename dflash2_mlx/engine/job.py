@@ -16,8 +16,8 @@ from ..decode.stats import Stats
 from ..pairs import Pair
 from .prefix_cache import PrefixCache
 
-# Borders closer than this are not worth a chunk of their own.
-_NEAR = 256
+# Tokens: borders within so many of a regular one make it needless, and of those so close one serves for all.
+_NEAR, _CLOSE = 256, 32
 # Templates word a turn's head anew in the next prompt, so that a point to come back to has to lie before it.
 _BEFORE_END = 16
 
@@ -49,6 +49,7 @@ class Job:
         self.started: float | None = None
         self.served = 0.0  # seconds of turns
         self.reason = "cancelled"  # how it ended: a finish reason, or "error"
+        self.error: Exception | None = None
         self.cancelled = threading.Event()
         self.state: DecodeState | None = None
         self._steps: Iterator[TokenStep] | None = None
@@ -61,7 +62,7 @@ class Job:
         return self.stats.generation_tokens > 0
 
     def turn(self, cache: PrefixCache, snapshot_every: int) -> bool:
-        """One chunk of the prompt, or one cycle; false when it was the last. Whatever goes wrong ends the job alone."""
+        """One chunk of the prompt, or one cycle; false when it was the last. What goes wrong is left in `error`."""
         try:
             if self._steps is None:
                 self._steps = self._begin(cache, snapshot_every)
@@ -72,10 +73,8 @@ class Job:
                 return not self.ended
             self.reason = step.finish_reason
             self._keep(cache)
-            self.end()
         except Exception as error:  # of the model, or of whoever listens: the next request must not suffer
-            self.reason = "error"
-            self.end(error)
+            self.reason, self.error = "error", error
         return False
 
     def end(self, error: BaseException | None = None) -> None:
@@ -125,9 +124,15 @@ class Job:
 def snapshot_points(start: int, length: int, wanted: set[int], every: int) -> frozenset[int]:
     """Where a prefill from `start` of a prompt of `length` tokens stops for a snapshot.
 
-    At `wanted` positions, shortly before the end, and every so many tokens where none of these is near.
+    At `wanted` positions (of some that are close together at the first), shortly before the end where none of these
+    is, and every so many tokens where none is near.
     """
-    points = {p for p in (*wanted, length - 1 - _BEFORE_END) if start < p < length - 1}
-    regular = range((start // every + 1) * every, length - 1, every)
-    points |= {p for p in regular if all(abs(p - q) >= _NEAR for q in points)}
-    return frozenset(points)
+    end = length - 1
+    points: list[int] = []
+    for point in sorted(p for p in wanted if start < p < end):
+        if not points or point - points[-1] >= _CLOSE:
+            points.append(point)
+    if end - _BEFORE_END > max([start, *(p + _CLOSE for p in points)]):
+        points.append(end - _BEFORE_END)
+    regular = range((start // every + 1) * every, end, every)
+    return frozenset([*points, *(p for p in regular if all(abs(p - q) >= _NEAR for q in points))])

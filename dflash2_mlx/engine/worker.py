@@ -201,6 +201,7 @@ class Engine:
             self._active.remove(job)
             self.totals.count(job)
         mx.clear_cache()
+        job.end(job.error)
 
     def _watch(self) -> None:
         while not self._closing:

@@ -26,7 +26,11 @@ class StopFilter:
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = tuple(strings)
         self._held = ""
-        self.stopped = False
+        self.found: str | None = None  # the stop string that was met
+
+    @property
+    def stopped(self) -> bool:
+        return self.found is not None
 
     def add(self, text: str) -> str:
         """The part of all text so far that is safe to show and was not shown before."""
@@ -36,10 +40,11 @@ class StopFilter:
             return text
         text = self._held + text
         # The one that is complete first counts, as if the text had come letter by letter; of those, the longest.
-        found = [(at + len(s), at) for s in self._strings if (at := text.find(s)) >= 0]
+        found = [(at + len(s), at, s) for s in self._strings if (at := text.find(s)) >= 0]
         if found:
-            self.stopped, self._held = True, ""
-            return text[: min(found)[1]]
+            _, at, self.found = min(found)
+            self._held = ""
+            return text[:at]
         keep = max((_overlap(text, s) for s in self._strings), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..decode.generate import generate_tokens
+from ..decode.generate import TokenStep, generate_tokens
 from ..decode.logprobs import TokenLogprobs
 from ..decode.request import Request, end_tokens, make_request
 from ..decode.state import DecodeState
@@ -67,26 +67,14 @@ def stream_generate(
     Everything is checked at the call, not at the first step: RequestError names the parameter. Closing the iterator,
     in any thread, leaves `state` at the emitted tokens.
     """
-    strings = stop_strings(stop)
-    if strings and pair.tokenizer is None:
-        raise RequestError("this pair has no tokenizer: it cannot see stop strings", param="stop")
-    eos = _end_tokens(pair, eos_token_ids, ignore_eos)
-    text = _Text(pair, StopFilter(strings), eos)
-    request = make_request(
-        _prompt_ids(pair, prompt),
-        vocab_size=pair.target.vocab_size,
-        checkpoint_block_size=pair.block_size,
-        eos_token_ids=eos,
-        cut=text.cut if strings else None,
-        **parameters,
-    )
+    run = TextRun(pair, prompt, stop=stop, eos_token_ids=eos_token_ids, ignore_eos=ignore_eos, **parameters)
     if state is None:
         # Nobody comes back to these caches: no marks, and a plain request need not keep the drafter's context up.
-        drafter = pair.drafter if request.block_size > 1 else None
+        drafter = pair.drafter if run.request.block_size > 1 else None
         state = DecodeState(pair.target, drafter, keeps_marks=False)
     elif not state.belongs_to(pair.target, pair.drafter):
         raise RequestError("state is that of another pair: use this pair's new_state()", param="state")
-    return _run(pair, request, state, text)
+    return _steps(pair, run, state)
 
 
 def generate(pair: Pair, prompt: str | Sequence[int], **parameters: Any) -> Generation:
@@ -120,23 +108,55 @@ def _end_tokens(pair: Pair, given: Any, ignore: Any) -> frozenset[int]:
     return frozenset() if ignore else ids
 
 
-def _run(pair: Pair, request: Request, state: DecodeState, text: _Text) -> Iterator[GenerationStep]:
-    stats = pair.new_stats(request.block_size, request.verify_mode)
-    for step in generate_tokens(pair.target, pair.drafter, request, state, stats):
-        shown = text.take(step.tokens, last=step.finish_reason is not None)
-        yield GenerationStep(shown, step.tokens, step.accepted, step.finish_reason, step.logprobs, step.stats)
+def _steps(pair: Pair, run: TextRun, state: DecodeState) -> Iterator[GenerationStep]:
+    stats = pair.new_stats(run.request.block_size, run.request.verify_mode)
+    for step in generate_tokens(pair.target, pair.drafter, run.request, state, stats):
+        yield run.step(step)
 
 
-class _Text:
-    """The text side of one request: ids to text, cut at stop strings. End tokens have no text."""
+class TextRun:
+    """A checked `request` with its text side: token steps to text, cut at stop strings. End tokens have no text.
 
-    def __init__(self, pair: Pair, stops: StopFilter, eos: frozenset[int]) -> None:
+    For whoever runs the request: `stream_generate`, which see for the parameters, or an engine.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        prompt: str | Sequence[int],
+        *,
+        stop: str | Sequence[str] | None = None,
+        eos_token_ids: Collection[int] | None = None,
+        ignore_eos: bool = False,
+        **parameters: Any,
+    ) -> None:
+        strings = stop_strings(stop)
+        if strings and pair.tokenizer is None:
+            raise RequestError("this pair has no tokenizer: it cannot see stop strings", param="stop")
+        self._eos = _end_tokens(pair, eos_token_ids, ignore_eos)
         self._detokeniser = Detokeniser(pair.tokenizer) if pair.tokenizer else None
-        self._stops = stops
-        self._eos = eos
+        self._stops = StopFilter(strings)
         self._ready: str | None = None
+        self.request: Request = make_request(
+            _prompt_ids(pair, prompt),
+            vocab_size=pair.target.vocab_size,
+            checkpoint_block_size=pair.block_size,
+            eos_token_ids=self._eos,
+            cut=self._cut if strings else None,
+            **parameters,
+        )
 
-    def cut(self, tokens: Sequence[int]) -> int | None:
+    @property
+    def stop_found(self) -> str | None:
+        """The stop string that ended the answer."""
+        return self._stops.found
+
+    def step(self, step: TokenStep) -> GenerationStep:
+        """A step with its text."""
+        text = self._take(step.tokens, last=step.finish_reason is not None)
+        return GenerationStep(text, step.tokens, step.accepted, step.finish_reason, step.logprobs, step.stats)
+
+    def _cut(self, tokens: Sequence[int]) -> int | None:
         """How many of the new tokens to keep: up to the one that completes a stop string; None: all."""
         self._ready = ""
         for count, token in enumerate(tokens, start=1):
@@ -145,8 +165,7 @@ class _Text:
                 return count
         return None
 
-    def take(self, tokens: Sequence[int], *, last: bool) -> str:
-        """The text to show for `tokens`."""
+    def _take(self, tokens: Sequence[int], *, last: bool) -> str:
         if self._ready is None:
             shown = self._add(tokens)
         else:

@@ -258,4 +258,5 @@ def test_the_tree_splits_and_walks() -> None:
 def test_snapshot_points_lie_inside_and_not_close_together() -> None:
     assert snapshot_points(0, 10_000, set(), 4096) == {4096, 8192, 9983}
     assert snapshot_points(0, 10_000, {4000, 0, 10_000}, 4096) == {4000, 8192, 9983}
+    assert snapshot_points(0, 10_000, {9950, 9960, 9990}, 4096) == {4096, 8192, 9950, 9990}
     assert snapshot_points(9990, 10_000, {50}, 4096) == frozenset()

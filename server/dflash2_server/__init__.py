@@ -1,0 +1,1 @@
+"""The local server: OpenAI's and Anthropic's protocols on the speculative engine of `dflash2_mlx`."""

@@ -1,0 +1,1 @@
+"""Anthropic's Messages protocol: requests to `Inference`, events to content blocks."""

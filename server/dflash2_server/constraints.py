@@ -1,0 +1,81 @@
+"""From what a request demands of its answer to one constraint on its tokens: a grammar, a forced call, a budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dflash2_mlx.decode.constraint import Constraint
+from dflash2_mlx.pairs import Pair
+from dflash2_mlx.text.budget import AfterReasoning, All, ThinkingBudget
+from dflash2_mlx.text.grammar import Grammar, GrammarFactory, json_object_grammar, json_schema_grammar
+from dflash2_mlx.text.tool_grammar import tool_grammar
+from dflash2_server.inference import Inference, NamedTool
+
+
+class Constraints:
+    """Makes the constraints of one pair's requests."""
+
+    def __init__(self, pair: Pair, tool_format: str | None) -> None:
+        self._pair, self._tool_format = pair, tool_format
+        self._factory = GrammarFactory(pair.tokenizer)
+
+    def of(self, inference: Inference, *, inside_reasoning: bool) -> Constraint | None:
+        """The constraint of one answer, None where it is free; `inside_reasoning`: the prompt has opened it.
+
+        Raises RequestError that names the field which cannot be enforced.
+        """
+        made: list[Constraint] = []
+        grammar = self._grammar(inference)
+        if grammar is not None:
+            made.append(self._after_reasoning(grammar, inside_reasoning))
+        if inference.thinking_budget is not None and self._ends:
+            made.append(
+                ThinkingBudget(
+                    inference.thinking_budget,
+                    self._ends,
+                    inside_reasoning,
+                    self._starts,
+                    self._pair.target.vocab_size,
+                )
+            )
+        return made[0] if len(made) == 1 else All(made) if made else None
+
+    def _grammar(self, inference: Inference) -> Grammar | None:
+        choice = inference.tool_choice
+        if inference.tools and (choice == "required" or isinstance(choice, NamedTool)):
+            name = choice.name if isinstance(choice, NamedTool) else None
+            return tool_grammar(
+                self._tool_format,
+                inference.tools,
+                name,
+                inference.parallel_tool_calls,
+                token_id=self._factory.token_id,
+            )
+        if inference.grammar is None:
+            return None
+        if inference.grammar == "json_object":
+            return json_object_grammar()
+        return json_schema_grammar(inference.grammar)
+
+    def _after_reasoning(self, grammar: Grammar, inside: bool) -> Constraint:
+        tokenizer: Any = self._pair.tokenizer
+        size = self._pair.target.vocab_size
+        inner = self._factory.constraint(grammar, vocab_size=size)
+        if not self._ends:
+            return inner
+        return AfterReasoning(
+            inner,
+            self._ends,
+            inside,
+            self._starts,
+            vocab_size=size,
+            eos_token_ids=tokenizer.eos_token_ids,
+        )
+
+    @property
+    def _starts(self) -> tuple[int, ...]:
+        return tuple(getattr(self._pair.tokenizer, "think_start_tokens", None) or ())
+
+    @property
+    def _ends(self) -> tuple[int, ...]:
+        return tuple(getattr(self._pair.tokenizer, "think_end_tokens", None) or ())

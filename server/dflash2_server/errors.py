@@ -1,0 +1,123 @@
+"""From an exception to what goes over the wire, in OpenAI's or in Anthropic's envelope. The one file that maps them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Scope
+
+from dflash2_mlx.errors import DFlashError, EngineBusy, ModelNotFound, QueueFull, RequestError
+
+log = logging.getLogger(__name__)
+
+# What both protocols call the errors that come without an exception of ours.
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    421: "permission_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_BUSY_SECONDS = 5
+# Kinds of content that come up in the protocols and that no text model reads.
+_NO_TEXT = ("image", "image_url", "input_image", "document", "file", "input_file", "audio", "input_audio", "video")
+
+
+@dataclass(frozen=True)
+class WireError:
+    """An error as a client sees it; `retry_after` is in seconds."""
+
+    status: int
+    kind: str
+    code: str | None
+    message: str
+    param: str | None = None
+    retry_after: int | None = None
+
+
+def wire_error(error: BaseException) -> WireError:
+    """What a client is told of an exception. One that is not ours is logged and its text kept from the client."""
+    message = " ".join(str(error).split())
+    match error:
+        case RequestValidationError():
+            return _from_validation(error.errors())
+        case RequestError():
+            return WireError(400, "invalid_request_error", None, message, error.param)
+        case ModelNotFound():
+            return WireError(404, "not_found_error", "model_not_found", message, "model")
+        case QueueFull():
+            return WireError(429, "rate_limit_error", "queue_full", message, None, error.retry_after)
+        case EngineBusy():
+            return WireError(503, "overloaded_error", "engine_busy", message, None, _BUSY_SECONDS)
+        case DFlashError():
+            return WireError(500, "api_error", None, message)
+        case HTTPException():
+            return refusal(error.status_code, error.detail)
+        case _:
+            log.error("a request failed", exc_info=error)
+            return WireError(500, "api_error", None, "internal error: the server's log tells more")
+
+
+def refusal(status: int, message: str, *, code: str | None = None, param: str | None = None) -> WireError:
+    """An error of the web layer itself, its kind by its status."""
+    kind = _KINDS.get(status) or ("invalid_request_error" if status < 500 else "api_error")
+    return WireError(status, kind, code, message, param)
+
+
+def openai_body(error: WireError) -> dict[str, Any]:
+    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+
+
+def anthropic_body(error: WireError, request_id: str | None = None) -> dict[str, Any]:
+    body: dict[str, Any] = {"type": "error", "error": {"type": error.kind, "message": error.message}}
+    return body if request_id is None else body | {"request_id": request_id}
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a request is of Anthropic's protocol: by its path, and on the shared paths by its version header."""
+    path: str = scope["path"]
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return True
+    shared = path == "/v1/models" or path.startswith("/v1/models/")
+    return shared and any(name == b"anthropic-version" for name, _ in scope["headers"])
+
+
+def error_response(scope: Scope, error: WireError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The response to a request that failed before it began to answer, in the envelope of its protocol."""
+    given = dict(headers or {})
+    if error.retry_after is not None:
+        given["Retry-After"] = str(error.retry_after)
+    request_id = scope.get("state", {}).get("request_id")
+    body = anthropic_body(error, request_id) if speaks_anthropic(scope) else openai_body(error)
+    return JSONResponse(body, error.status, given)
+
+
+def _from_validation(errors: Sequence[Any]) -> WireError:
+    """The first thing that a request's schema refuses; a RequestError of one of our validators speaks for itself."""
+    first = errors[0]
+    raised = first.get("ctx", {}).get("error")
+    param = ".".join(str(part) for part in first["loc"] if part != "body") or None
+    if isinstance(raised, RequestError):
+        return WireError(400, "invalid_request_error", None, str(raised), raised.param or param)
+    return WireError(400, "invalid_request_error", None, f"{param or 'the body'}: {_reason(first)}", param)
+
+
+def _reason(first: Mapping[str, Any]) -> str:
+    """What is wrong with one value, and the value where it is short."""
+    given = first.get("input")
+    if first["type"] == "union_tag_invalid":
+        given, known = first["ctx"]["tag"], first["ctx"]["expected_tags"]
+        reason = f"{given!r:.80} is not served here, only {known}"
+    else:
+        shown = f" (it is {given!r:.80})" if given is None or isinstance(given, str | int | float | bool) else ""
+        reason = first["msg"].removeprefix("Value error, ") + shown
+    return f"{reason}: this model reads text only" if given in _NO_TEXT else reason

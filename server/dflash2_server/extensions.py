@@ -1,0 +1,26 @@
+"""What every protocol takes beyond its own schema: the `dflash` object of one request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class DFlashOptions(BaseModel):
+    """`{"enabled": false}` decodes this request plainly; otherwise the block size and the mode may be set."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    enabled: bool | None = None
+    block_size: int | None = Field(
+        default=None, description="rows of a verify block, the anchor included; 1 is plain decoding"
+    )
+    verify_mode: str | None = Field(default=None, description="dflash or off")
+
+    def parameters(self) -> dict[str, Any]:
+        """The parameters for the runtime, which checks their values. `enabled: false` wins over the others."""
+        if self.enabled is False:
+            return {"verify_mode": "off"}
+        given = {"block_size": self.block_size, "verify_mode": self.verify_mode}
+        return {name: value for name, value in given.items() if value is not None}

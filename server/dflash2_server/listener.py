@@ -1,0 +1,101 @@
+"""A bound port, and the HTTP server on it until a signal says to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from dflash2_mlx.errors import RequestError
+
+# Clients that keep connections (httpx: 5 s) must be the first to give one up, or a request meets a closed one.
+KEEP_ALIVE_SECONDS = 75
+# Streams have their error event by then; what still hangs is cut.
+GRACE_SECONDS = 10
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket: who connects before the server runs waits. Raises RequestError with the cause."""
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.create_server(address[:2], family=kind)
+    except OSError as error:
+        cause = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
+        raise RequestError(
+            f"cannot listen on {host!r}, port {port}: {cause}; --host and --port name another", param="port"
+        ) from None
+    sock.setblocking(False)
+    return sock
+
+
+def base_url(host: str, port: int) -> str:
+    """Where a client on this machine finds the server: an address that means all of them is no address to ask."""
+    shown = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{shown}]' if ':' in shown else shown}:{port}"
+
+
+class Server(uvicorn.Server):
+    """Uvicorn's server, that calls `close` when it is to stop, before it waits for the responses that still run."""
+
+    def __init__(self, app: FastAPI, close: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=GRACE_SECONDS,
+            )
+        )
+        self._close = close
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await asyncio.to_thread(self._close)
+        await super().shutdown(sockets)
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Uvicorn would raise the signal again in the end; here it is the regular way to stop."""
+        with _handling((signal.SIGINT, signal.SIGTERM), self.handle_exit):
+            yield
+
+
+def serve(server: Server, sock: socket.socket) -> None:
+    """Answer requests until SIGINT, SIGTERM or `server.should_exit`."""
+    asyncio.run(server.serve(sockets=[sock]))
+
+
+def configure_logging(level: str) -> None:
+    """To stderr; other libraries only from warnings on."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    for name in ("dflash2_mlx", "dflash2_server"):
+        logging.getLogger(name).setLevel(level.upper())
+
+
+@contextmanager
+def _handling(signals: tuple[signal.Signals, ...], handler: Callable[..., None]) -> Iterator[None]:
+    """Only the main thread may set handlers; elsewhere `should_exit` stops the server."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -1,0 +1,95 @@
+"""The engine's counts for Prometheus: vLLM's names for speculation, our own for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import mlx.core as mx
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from dflash2_mlx.engine.worker import Engine
+
+_LABEL = ("model_name",)
+
+
+class EngineCollector(Collector):
+    """Reads an engine at every scrape; nothing is counted twice."""
+
+    def __init__(self, engine: Engine, model_name: str) -> None:
+        self._engine, self._model = engine, model_name
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._speculation()
+        yield from self._requests()
+        yield from self._memory()
+
+    def _speculation(self) -> Iterator[Metric]:
+        totals = self._engine.totals
+        yield self._counter("vllm:spec_decode_num_drafts", "Blocks that were drafted and verified.", totals.cycles)
+        yield self._counter("vllm:spec_decode_num_draft_tokens", "Tokens that were drafted.", totals.drafted_tokens)
+        yield self._counter(
+            "vllm:spec_decode_num_accepted_tokens", "Drafted tokens that stood.", totals.accepted_tokens
+        )
+        by_position = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens that stood, by position in the block.",
+            labels=(*_LABEL, "position"),
+        )
+        for position, count in enumerate(totals.accepted_by_position):
+            by_position.add_metric((self._model, str(position)), count)
+        yield by_position
+        yield self._counter("dflash2_dropped_blocks", "Blocks whose drafts were not finite.", totals.dropped_blocks)
+
+    def _requests(self) -> Iterator[Metric]:
+        totals = self._engine.totals
+        running, waiting = self._engine.load
+        yield self._gauge("dflash2_requests_running", "Requests that take turns.", running)
+        yield self._gauge("dflash2_requests_waiting", "Requests that wait.", waiting)
+        yield self._counter("dflash2_requests_refused", "Requests refused since the queue was full.", totals.refused)
+        ended = CounterMetricFamily("dflash2_requests", "Requests that ended, by reason.", labels=(*_LABEL, "reason"))
+        for reason, count in sorted(totals.by_reason.items()):
+            ended.add_metric((self._model, reason), count)
+        yield ended
+        yield self._counter("dflash2_prompt_tokens", "Prompt tokens, cached ones included.", totals.prompt_tokens)
+        yield self._counter("dflash2_cached_tokens", "Prompt tokens from the prefix cache.", totals.cached_tokens)
+        yield self._counter("dflash2_generation_tokens", "Generated tokens.", totals.generation_tokens)
+        yield self._counter(
+            "dflash2_prompt_seconds", "Time until first tokens, from the first turn.", totals.prompt_seconds
+        )
+        yield self._counter("dflash2_generation_seconds", "Time from first to last tokens.", totals.generation_seconds)
+        ready, _ = self._engine.readiness()
+        yield self._gauge("dflash2_ready", "Whether requests are served.", int(ready))
+
+    def _memory(self) -> Iterator[Metric]:
+        figures = self._engine.cache.figures
+        yield self._gauge("dflash2_prefix_cache_bytes", "Bytes of kept prefixes.", figures.nbytes)
+        yield self._gauge("dflash2_prefix_cache_limit_bytes", "Most bytes of kept prefixes.", self._engine.cache.limit)
+        yield self._gauge("dflash2_prefix_cache_marks", "Points to take a conversation up at.", figures.marks)
+        yield self._counter("dflash2_prefix_cache_hits", "Requests that took a prefix up.", figures.hits)
+        yield self._counter("dflash2_prefix_cache_misses", "Requests that began from nothing.", figures.misses)
+        yield self._counter(
+            "dflash2_prefix_cache_evictions", "Prefixes and marks that were forgotten.", figures.evictions
+        )
+        yield self._gauge("dflash2_memory_active_bytes", "Memory in use by MLX.", mx.get_active_memory())
+        yield self._gauge("dflash2_memory_buffers_bytes", "Unused buffers that MLX keeps.", mx.get_cache_memory())
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        return _with_value(CounterMetricFamily(name, text, labels=_LABEL), (self._model,), value)
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        return _with_value(GaugeMetricFamily(name, text, labels=_LABEL), (self._model,), value)
+
+
+def _with_value(family: CounterMetricFamily | GaugeMetricFamily, labels: Iterable[str], value: float) -> Metric:
+    family.add_metric(tuple(labels), value)
+    return family
+
+
+def metrics_text(engine: Engine, model_name: str) -> str:
+    """Prometheus text, version 0.0.4."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(EngineCollector(engine, model_name))
+    return generate_latest(registry).decode()

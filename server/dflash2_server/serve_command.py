@@ -1,0 +1,128 @@
+"""`dflash2-mlx serve`: settings, port, model, banner, server. The settings are refused before anything is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dflash2_mlx.settings import ServerSettings, add_setting_arguments, read_settings
+
+if TYPE_CHECKING:
+    from dflash2_mlx.pairs import Progress
+    from dflash2_server.inference import ModelInfo, Service
+
+    class OwnService(Service, Protocol):
+        """A service with a life: `close` ends what runs with an error, and returns when it has."""
+
+        def start(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    OpenService = Callable[[ServerSettings, Progress | None], OwnService]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = (
+        "Every flag is also a variable (DFLASH2_MAX_QUEUE) and a key of the settings file (max_queue): "
+        "flag over variable over file. Lists take commas, or the flag several times. Ctrl-C stops the server."
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="settings file (default: server.json in the user's config folder)"
+    )
+    add_setting_arguments(parser)
+
+
+def run(args: argparse.Namespace, open_service: OpenService | None = None) -> int:
+    """Raises RequestError for wrong settings, and what loading the model raises."""
+    settings, notes = read_settings(args, os.environ, args.config)
+    check(settings)
+    for note in notes:
+        print(f"note: {note}", flush=True)
+    from dflash2_server import listener
+
+    listener.configure_logging(settings.log_level)
+    with listener.bind(settings.host, settings.port) as sock:
+        service = _open(settings, open_service)
+        close = _Once(service.close)
+        try:
+            from dflash2_server.app import create_app
+
+            url = listener.base_url(settings.host, sock.getsockname()[1])
+            print(banner(settings, service.models()[0], url, memory_in_use()), flush=True)
+            listener.serve(listener.Server(create_app(service, settings), close), sock)
+        finally:
+            close()
+    return 0
+
+
+def check(settings: ServerSettings) -> None:
+    """Refuse what can be told to be wrong without a model. Raises RequestError."""
+    from dflash2_mlx.drafter.quantization import parse_spec
+    from dflash2_server.security import check_exposure
+
+    check_exposure(settings)
+    parse_spec(None if settings.draft_quant == "off" else settings.draft_quant)
+
+
+def banner(settings: ServerSettings, model: ModelInfo, url: str, memory: int) -> str:
+    """What is loaded, where it is served and how to use it. `memory` is in bytes."""
+    from dflash2_server.snippets import all_snippets
+
+    needs_key = bool(settings.api_key)
+    rows = [
+        ("model", model.id),
+        ("drafter", _drafter(settings, model)),
+        ("engine", f"{model.engine}, block size {model.block_size}"),
+        ("context", "unknown" if model.context_length is None else f"{model.context_length} tokens"),
+        ("memory", f"{memory / 1e9:.2f} GB in use"),
+        ("prefix cache", f"up to {settings.cache_gb:g} GiB" if settings.cache_gb else "off"),
+        ("key", "needed" if needs_key else "not needed"),
+        ("base URL", f"{url}/v1 for OpenAI's clients, {url} for Anthropic's"),
+    ]
+    table = "\n".join(f"{name:<13} {value}" for name, value in rows)
+    return f"{table}\n\n{all_snippets(url, model.id, needs_key)}\n\nready: Ctrl-C stops"
+
+
+def memory_in_use() -> int:
+    """Bytes that MLX holds: the weights, before the first request."""
+    import mlx.core as mx
+
+    return mx.get_active_memory()
+
+
+def _drafter(settings: ServerSettings, model: ModelInfo) -> str:
+    if model.drafter is None:
+        return f"none: {model.fallback_reason}" if model.fallback_reason else "none"
+    quant = "not quantised" if settings.draft_quant == "off" else f"quantised to {settings.draft_quant}"
+    return f"{model.drafter}, {quant}"
+
+
+def _open(settings: ServerSettings, open_service: OpenService | None) -> OwnService:
+    from dflash2_mlx.chat.progress import loading
+
+    if open_service is None:
+        from dflash2_server import service as own
+
+        open_service = own.open_service
+    with loading() as progress:
+        service = open_service(settings, progress)
+    service.start()
+    return service
+
+
+class _Once:
+    """Calls a function the first time that it is called; later calls wait for that one."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function: Callable[[], None] | None = function
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            function, self._function = self._function, None
+            if function is not None:
+                function()

@@ -1,0 +1,150 @@
+"""One loaded pair as it is served: its template, its limits, and how a request becomes a job for the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash2_mlx.engine.job import Job
+from dflash2_mlx.errors import PromptTooLong, RequestError
+from dflash2_mlx.pairs import Pair
+from dflash2_mlx.settings import ServerSettings
+from dflash2_mlx.text.answer import answer_parser
+from dflash2_mlx.text.prompt import Prompt, build_prompt
+from dflash2_mlx.text.reasoning import thinking_markers
+from dflash2_mlx.text.stream import TextRun
+from dflash2_mlx.text.template import ChatTemplate
+from dflash2_server.answer import RunningAnswer, WholeText
+from dflash2_server.constraints import Constraints
+from dflash2_server.inference import Inference, ModelInfo
+from dflash2_server.known_texts import KnownTexts
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked request: `answer` listens to `job`."""
+
+    job: Job
+    answer: RunningAnswer
+
+
+class ServedPair:
+    """A pair with what its requests share."""
+
+    def __init__(self, pair: Pair, settings: ServerSettings) -> None:
+        self.pair = pair
+        self.name = model_id(pair.model_name)
+        self.created = int(time.time())
+        self.context_length = settings.context_length or context_length(pair)
+        self._settings = settings
+        self._tokenizer: Any = pair.tokenizer
+        self._template = ChatTemplate(pair.tokenizer) if getattr(pair.tokenizer, "has_chat_template", False) else None
+        self._constraints = Constraints(pair, self._template.tool_format.name if self._template else None)
+        self._known = KnownTexts()
+
+    @property
+    def info(self) -> ModelInfo:
+        pair = self.pair
+        return ModelInfo(
+            id=self.name,
+            created=self.created,
+            context_length=self.context_length,
+            engine=pair.engine,
+            block_size=pair.block_size,
+            drafter=pair.drafter_name,
+            fallback_reason=pair.fallback_reason,
+            aliases=tuple(self._settings.alias),
+        )
+
+    def prompt(self, inference: Inference) -> Prompt:
+        """The prompt of a request: slow for a long one, and free of the models. Raises RequestError."""
+        if inference.prompt is not None:
+            return self._raw_prompt(inference.prompt)
+        if self._template is None:
+            raise RequestError(f"{self.name} has no chat template: use /v1/completions", param="model")
+        return build_prompt(
+            self._template,
+            inference.messages or (),
+            self.tools(inference),
+            reasoning=inference.reasoning,
+            extra=inference.template_arguments,
+            known=self._known,
+        )
+
+    def prepare(self, inference: Inference, loop: asyncio.AbstractEventLoop) -> Prepared:
+        """The job of a request, and its answer, which gives its events on `loop`. Raises RequestError."""
+        prompt = self.prompt(inference)
+        chat = inference.prompt is None
+        inside = chat and prompt.text.rstrip().endswith(thinking_markers(self._tokenizer)[0])
+        run = TextRun(
+            self.pair,
+            prompt.ids,
+            constraint=self._constraints.of(inference, inside_reasoning=inside),
+            prefill_step_size=self._settings.prefill_step_size,
+            **self._parameters(inference.parameters, len(prompt.ids)),
+        )
+        tools = self.tools(inference)
+        answer = RunningAnswer(
+            run,
+            answer_parser(self._tokenizer, prompt.text, tools=tools) if chat else WholeText(),
+            loop,
+            single_call=bool(tools) and not inference.parallel_tool_calls,
+            reasoning_end=getattr(self._tokenizer, "think_end_tokens", None) or (),
+            finished=lambda text, tokens: self._remember(prompt, text, tokens),
+        )
+        return Prepared(Job(self.pair, run.request, answer, borders=frozenset(prompt.borders)), answer)
+
+    def tools(self, inference: Inference) -> Sequence[Mapping[str, Any]]:
+        """The tools that the model is told of: none where it must not call any."""
+        return () if inference.tool_choice == "none" else inference.tools
+
+    def token_text(self, token: int) -> str:
+        return str(self._tokenizer.decode([token]))
+
+    def _raw_prompt(self, prompt: str | Sequence[int]) -> Prompt:
+        ids = list(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else list(prompt)
+        return Prompt(prompt if isinstance(prompt, str) else "", ids, ())
+
+    def _parameters(self, given: Mapping[str, Any], prompt_tokens: int) -> dict[str, Any]:
+        """The checkpoint's sampling defaults, the request's own, and a limit that the context has room for."""
+        parameters = {**self.pair.defaults, **given}
+        wanted = parameters.get("max_tokens", self._settings.max_tokens)
+        if self.context_length is not None:
+            room = self.context_length - prompt_tokens
+            if room <= 0:
+                raise PromptTooLong(
+                    f"prompt is too long: {prompt_tokens} tokens > {self.context_length - 1} maximum (the context of "
+                    f"{self.name} is {self.context_length}): shorten it",
+                    param="messages",
+                )
+            # What is no number, or below one, goes on as it is: the runtime refuses it by name.
+            wanted = room if wanted is None else min(wanted, room) if type(wanted) is int else wanted
+        if wanted is not None:
+            parameters["max_tokens"] = wanted
+        return parameters
+
+    def _remember(self, prompt: Prompt, text: str, tokens: Sequence[int]) -> None:
+        spoken = list(tokens)
+        if spoken and spoken[-1] in self._tokenizer.eos_token_ids:
+            spoken.pop()
+        # A stop string cuts the text inside a token: then ids and text do not correspond.
+        if prompt.text and self._tokenizer.decode(spoken) == text:
+            self._known.remember(prompt.text + text, [*prompt.ids, *spoken])
+
+
+def model_id(name: str) -> str:
+    """How a model is called over the wire: a Hub id as it is, a folder by its last name, never by its path."""
+    return Path(name).expanduser().resolve().name if os.path.isdir(os.path.expanduser(name)) else name
+
+
+def context_length(pair: Pair) -> int | None:
+    """The most positions that a model's config allows; None where it does not tell."""
+    nested = pair.config.get("text_config")
+    config = nested if isinstance(nested, Mapping) else pair.config
+    length = config.get("max_position_embeddings") or config.get("model_max_length")
+    return int(length) if length else None
