@@ -1,1 +1,1 @@
-"""From token ids to text: streamed decoding, stop strings, the public generators."""
+"""Text on both sides of the engine: messages to prompts, ids to text, and text to reasoning, content and calls."""

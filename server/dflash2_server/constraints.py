@@ -27,7 +27,8 @@ class Constraints:
         made: list[Constraint] = []
         grammar = self._grammar(inference)
         if grammar is not None:
-            made.append(self._after_reasoning(grammar, inside_reasoning))
+            silent = inference.reasoning in ("off", "none")
+            made.append(self._after_reasoning(grammar, inside_reasoning, silent))
         if inference.thinking_budget is not None and self._ends:
             made.append(
                 ThinkingBudget(
@@ -57,11 +58,11 @@ class Constraints:
             return json_object_grammar()
         return json_schema_grammar(inference.grammar)
 
-    def _after_reasoning(self, grammar: Grammar, inside: bool) -> Constraint:
+    def _after_reasoning(self, grammar: Grammar, inside: bool, silent: bool) -> Constraint:
         tokenizer: Any = self._pair.tokenizer
         size = self._pair.target.vocab_size
         inner = self._factory.constraint(grammar, vocab_size=size)
-        if not self._ends:
+        if silent or not self._ends:
             return inner
         return AfterReasoning(
             inner,

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from dflash2_server.inference import ModelInfo, Service
 
     class OwnService(Service, Protocol):
-        """A service with a life: `close` ends what runs with an error, and returns when it has."""
-
-        def start(self) -> None: ...
+        """A running service; `close` ends its answers with an error, and returns when they have it."""
 
         def close(self) -> None: ...
 
@@ -109,9 +107,7 @@ def _open(settings: ServerSettings, open_service: OpenService | None) -> OwnServ
 
         open_service = own.open_service
     with loading() as progress:
-        service = open_service(settings, progress)
-    service.start()
-    return service
+        return open_service(settings, progress)
 
 
 class _Once:

@@ -15,6 +15,7 @@ from dflash2_mlx.errors import PromptTooLong, RequestError
 from dflash2_mlx.pairs import Pair
 from dflash2_mlx.settings import ServerSettings
 from dflash2_mlx.text.answer import answer_parser
+from dflash2_mlx.text.parts import Parser
 from dflash2_mlx.text.prompt import Prompt, build_prompt
 from dflash2_mlx.text.reasoning import thinking_markers
 from dflash2_mlx.text.stream import TextRun
@@ -91,7 +92,7 @@ class ServedPair:
         tools = self.tools(inference)
         answer = RunningAnswer(
             run,
-            answer_parser(self._tokenizer, prompt.text, tools=tools) if chat else WholeText(),
+            self._parser(prompt, tools) if chat else WholeText(),
             loop,
             single_call=bool(tools) and not inference.parallel_tool_calls,
             reasoning_end=getattr(self._tokenizer, "think_end_tokens", None) or (),
@@ -102,6 +103,10 @@ class ServedPair:
     def tools(self, inference: Inference) -> Sequence[Mapping[str, Any]]:
         """The tools that the model is told of: none where it must not call any."""
         return () if inference.tool_choice == "none" else inference.tools
+
+    def _parser(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> Parser:
+        assert self._template is not None, "a chat has a template"
+        return answer_parser(self._tokenizer, prompt.text, tools=tools, calls=self._template.tool_format)
 
     def token_text(self, token: int) -> str:
         return str(self._tokenizer.decode([token]))

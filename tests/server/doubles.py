@@ -126,7 +126,7 @@ class ScriptedService:
 
     `events` are the steps of every answer, or a function of the request that gives them. `submit_error` is raised by
     `submit` and `count` instead. `inferences` are the requests that were submitted, `counted` those that were
-    counted, `answers` what was handed out, in order; `life` notes `start` and `close`.
+    counted, `answers` what was handed out, in order; `closings` counts the calls of `close`.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class ScriptedService:
         self.inferences: list[Inference] = []
         self.counted: list[Inference] = []
         self.answers: list[ScriptedAnswer] = []
-        self.life: list[str] = []
+        self.closings = 0
         self._models = list(models)
 
     @property
@@ -171,11 +171,8 @@ class ScriptedService:
         self._check(inference)
         return self.prompt_tokens
 
-    def start(self) -> None:
-        self.life.append("start")
-
     def close(self) -> None:
-        self.life.append("close")
+        self.closings += 1
         for answer in self.answers:
             answer.fail(EngineBusy("the server is stopping"))
 
@@ -187,6 +184,9 @@ class ScriptedService:
             if name is None or name == model.id or name in model.aliases:
                 return model
         raise ModelNotFound(f"no model {name!r} is served: there are {', '.join(model.id for model in self._models)}")
+
+    def token_text(self, token: int) -> str:
+        return f"<{token}>"
 
     def readiness(self) -> tuple[bool, str]:
         return self.ready

@@ -35,7 +35,7 @@ def client() -> Iterator[TestClient]:
 def error_of(path: str, answer: Any) -> dict[str, Any]:
     """The error, once the envelope is seen to be the protocol's."""
     body = answer.json()
-    if path.startswith("/v1/messages"):
+    if path.split("?")[0] == "/v1/messages" or path.startswith("/v1/messages/"):
         assert set(body) == {"type", "error", "request_id"}
         assert body["type"] == "error"
         assert set(body["error"]) == {"type", "message"}

@@ -35,7 +35,7 @@ def _refuse_the_unserved(request: ChatRequest) -> None:
     if set(request.modalities or ()) - {"text"}:
         refuse("modalities", request.modalities, "this model writes text only")
     refuse("audio", request.audio, "this model writes text only")
-    refuse("functions", request.functions, "offer them as tools")
+    refuse("functions", request.functions or None, "offer them as tools")
     refuse("function_call", request.function_call, "say it with tool_choice")
     refuse("web_search_options", request.web_search_options, "this server does not search the web")
     refuse("moderation", request.moderation, "this server does not moderate")

@@ -32,18 +32,20 @@ def _finite(value: dict[str, Any]) -> dict[str, Any]:
 JsonObject = Annotated[dict[str, Any], AfterValidator(_finite)]
 
 
-def text_or_list(value: Any) -> str | None:
-    """Which of the two forms a field has that may be a text or a list; None: neither."""
-    return "text" if isinstance(value, str) else "list" if isinstance(value, list) else None
+_FORMS: dict[type, str] = {str: "text", list: "list", dict: "object"}
 
 
-def by_form(content: str) -> Discriminator:
-    """Tells a text from a list of `content`, so that an error names the element at fault."""
-    return Discriminator(
-        text_or_list,
-        custom_error_type="text_or_list",
-        custom_error_message=f"Input should be a text or a list of {content}",
-    )
+def form(value: Any) -> str | None:
+    """Which form a field has that may have several; None: none of them."""
+    return _FORMS.get(type(value))
+
+
+def by_form(others: str) -> Discriminator:
+    """Tells a text from the `others`, so that an error names the element at fault."""
+    return Discriminator(form, custom_error_type="form", custom_error_message=f"Input should be a text or {others}")
+
+
+TextOrObject = Annotated[Annotated[str, Tag("text")] | Annotated[JsonObject, Tag("object")], by_form("an object")]
 
 
 class Part(RequestModel):
@@ -54,10 +56,10 @@ class Part(RequestModel):
     refusal: str | None = None
 
 
-TextOrParts = Annotated[Annotated[str, Tag("text")] | Annotated[list[Part], Tag("list")], by_form("parts")]
+TextOrParts = Annotated[Annotated[str, Tag("text")] | Annotated[list[Part], Tag("list")], by_form("a list of parts")]
 Stop = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[str], Field(max_length=_MOST_STOPS), Tag("list")],
-    by_form(f"up to {_MOST_STOPS} texts"),
+    by_form(f"a list of up to {_MOST_STOPS} texts"),
 ]
 
 

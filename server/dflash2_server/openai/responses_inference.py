@@ -59,8 +59,8 @@ def wants_logprobs(request: ResponsesRequest) -> bool:
 
 
 def _refuse_the_unserved(request: ResponsesRequest) -> None:
-    refuse("previous_response_id", request.previous_response_id, "nothing is stored, send the whole input")
-    refuse("conversation", request.conversation, "nothing is stored, send the whole input")
+    refuse("previous_response_id", request.previous_response_id or None, "nothing is stored, send the whole input")
+    refuse("conversation", request.conversation or None, "nothing is stored, send the whole input")
     refuse("prompt", request.prompt, "there are no stored prompts, send instructions and input")
     refuse("background", request.background or None, "wait for the answer, or stream it")
     refuse("moderation", request.moderation, "this server does not moderate")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from dflash2_server.openai.fields import JsonObject, RequestModel, SamplingFields, TextOrParts
+from dflash2_server.openai.fields import JsonObject, RequestModel, SamplingFields, TextOrObject, TextOrParts
 from dflash2_server.openai.reasoning import ReasoningFields
 from dflash2_server.openai.tools import Function
 
@@ -15,7 +15,7 @@ class CalledFunction(RequestModel):
     """A function and its arguments, as a JSON text (what models write) or as the object itself."""
 
     name: str
-    arguments: str | JsonObject | None = None
+    arguments: TextOrObject | None = None
 
 
 class PastCall(RequestModel):
@@ -81,7 +81,7 @@ class ChatRequest(SamplingFields, ReasoningFields):
     stream_options: StreamOptions | None = None
     n: int | None = None
     tools: list[Tool] | None = None
-    tool_choice: str | JsonObject | None = None
+    tool_choice: TextOrObject | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     # Known only to be refused by name.

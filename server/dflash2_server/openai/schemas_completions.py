@@ -12,7 +12,7 @@ from dflash2_server.openai.schemas_chat import StreamOptions
 # A text, token ids, or a list of one of those.
 Prompt = Annotated[
     Annotated[str, Tag("text")] | Annotated[list[str | int | list[int]], Tag("list")],
-    by_form("token ids, or of one prompt"),
+    by_form("a list of token ids or of one prompt"),
 ]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from dflash2_server.openai.fields import JsonObject, RequestModel, SamplingFields, TextOrParts, by_form
+from dflash2_server.openai.fields import JsonObject, RequestModel, SamplingFields, TextOrObject, TextOrParts, by_form
 from dflash2_server.openai.reasoning import ReasoningFields
 from dflash2_server.openai.tools import Function
 
@@ -87,7 +87,7 @@ Item = Annotated[
     Discriminator(_item_tag),
 ]
 Input = Annotated[
-    Annotated[str, Tag("text")] | Annotated[list[Item], Field(min_length=1), Tag("list")], by_form("items")
+    Annotated[str, Tag("text")] | Annotated[list[Item], Field(min_length=1), Tag("list")], by_form("a list of items")
 ]
 
 
@@ -158,7 +158,7 @@ class ResponsesRequest(SamplingFields, ReasoningFields):
     instructions: str | None = None
     max_output_tokens: int | None = Field(default=None, ge=1)
     tools: list[ResponsesTool] | None = None
-    tool_choice: str | JsonObject | None = None
+    tool_choice: TextOrObject | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
