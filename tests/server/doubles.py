@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-import httpx
+try:  # what newer releases of starlette, openai and anthropic use
+    import httpx2 as httpx
+except ModuleNotFoundError:
+    import httpx  # type: ignore[no-redef]
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
@@ -46,6 +50,11 @@ DEMO = ModelInfo(
     fallback_reason=None,
     aliases=("gpt-4o", "org/aliased"),
 )
+
+
+def replaced(**changes: Any) -> ModelInfo:
+    """The double's model with some facts changed."""
+    return replace(DEMO, **changes)
 
 
 def done(finish_reason: Any = "stop", **changes: Any) -> Done:

@@ -39,7 +39,8 @@ TOOLS_TEMPLATE = (
     "{% else %}<|im_start|>{{ message.role }}\n{{ message.content }}"
     "{% for tool_call in message.tool_calls or [] %}"
     "{% if tool_call.function %}{% set tool_call = tool_call.function %}{% endif %}"
-    '{% if not loop.first or message.content %}\n{% endif %}<tool_call>\n{"name": "{{ tool_call.name }}", "arguments": '
+    "{% if not loop.first or message.content %}{{ '\\n' }}{% endif %}"
+    '<tool_call>\n{"name": "{{ tool_call.name }}", "arguments": '
     "{{ tool_call.arguments | tojson }}}\n</tool_call>{% endfor %}<|im_end|>\n{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"

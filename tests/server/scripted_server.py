@@ -1,7 +1,7 @@
 """A server whose target follows a script, on a real port: `python -m tests.server.scripted_server PORT [FOLDER]`.
 
 For trying real clients by hand and in tests: it answers a question about a file with a call of the client's own tool
-and says what came of it.
+and says what came of it; it echoes a word, and talks at length where asked to.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ class Agent:
 
     def __call__(self, prompt: str) -> str:
         since = prompt.split(BEGIN)[-2] if prompt.count(BEGIN) > 0 else prompt  # since the last answer began
+        echo = re.search(r"echo: (\w+)", since)
+        if echo:
+            return f"{echo[1]} " * 3
+        if "at length" in since:
+            return "word " * 2000
         if "<tool_response>" in since:
             result = since.rsplit("<tool_response>\n", 1)[1].split("</tool_response>", 1)[0]
             words = re.findall(r"melon|sunny", result)

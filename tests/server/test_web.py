@@ -368,8 +368,9 @@ def test_the_answer_is_closed_when_the_client_leaves_a_silent_engine(path: str, 
         running = asyncio.create_task(connection.run())
         if streamed:
             await connection.until('"a"')
-        while not service.answers:
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(5):
+            while not service.answers:
+                await asyncio.sleep(0.001)
         connection.leave()
         async with asyncio.timeout(0.2):
             await running

@@ -1,0 +1,530 @@
+"""Anthropic's protocol: what requests become, what answers become, and its own client against both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import pytest
+
+from dflash2_mlx.errors import DecodeError, EngineBusy
+from dflash2_server.anthropic.blocks import BlockStream
+from dflash2_server.anthropic.convert import chat_messages
+from dflash2_server.anthropic.schemas import MessagesRequest
+from dflash2_server.inference import Inference, NamedTool, Text, ToolCall
+from tests.server import doubles
+
+RECORDED = Path(__file__).parent / "recorded" / "claude_code.json"
+MESSAGE: dict[str, Any] = {"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+WEATHER = {
+    "name": "weather",
+    "description": "Tells the weather.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+CALL = ToolCall(0, "call_1", "weather", '{"city": "Zürich"}')
+# An answer with everything in it.
+RICH: list[doubles.Step] = [
+    Text("reasoning", "Let me "),
+    Text("reasoning", "see."),
+    Text("content", "I "),
+    Text("content", ""),
+    Text("content", "ask."),
+    CALL,
+    ToolCall(1, "call_2", "weather", '{"city": "Bern", "days": 3}'),
+    doubles.done("tool_calls", cached_tokens=4, completion_tokens=30, reasoning_tokens=5),
+]
+
+
+def post(service: doubles.ScriptedService, body: dict[str, Any], path: str = "/v1/messages") -> Any:
+    with doubles.test_client(service) as client:
+        return client.post(path, json=body)
+
+
+def asked(**changes: Any) -> Inference:
+    """The inference that a request becomes."""
+    service = doubles.ScriptedService()
+    answer = post(service, MESSAGE | changes)
+    assert answer.status_code == 200, answer.text
+    return service.inference
+
+
+def refused(**changes: Any) -> str:
+    """The message with which a request is refused, before the engine."""
+    service = doubles.ScriptedService()
+    answer = post(service, MESSAGE | changes)
+    assert answer.status_code == 400, answer.text
+    assert service.inferences == []
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    message: str = answer.json()["error"]["message"]
+    return message
+
+
+def turns(*messages: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
+    request = MessagesRequest.model_validate(MESSAGE | {"messages": list(messages)} | changes)
+    return chat_messages(request)
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The events of a stream; every frame has its type as its event."""
+    events = []
+    for frame in text.removesuffix("\n\n").split("\n\n"):
+        head, _, data = frame.partition("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert head == f"event: {event['type']}"
+        events.append(event)
+    return events
+
+
+def test_parameters() -> None:
+    given = asked(temperature=0.5, top_p=1, top_k=20, stop_sequences=["a", "b", "c", "d"], metadata={"user_id": "u"})
+    assert given.parameters == {
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "top_k": 20,
+        "stop": ["a", "b", "c", "d"],
+    }
+
+
+def test_what_is_not_given_is_not_passed_on() -> None:
+    given = asked(temperature=None, stop_sequences=[], tools=[], unknown_field={"a": 1})
+    assert given == Inference(
+        model="demo", messages=[{"role": "user", "content": "hi"}], tools=[], parameters={"max_tokens": 5}
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "parameters"),
+    [
+        ({"enabled": False}, {"verify_mode": "off"}),
+        ({"block_size": 3, "verify_mode": "dflash"}, {"block_size": 3, "verify_mode": "dflash"}),
+        ({}, {}),
+    ],
+)
+def test_the_dflash_object(options: dict[str, Any], parameters: dict[str, Any]) -> None:
+    assert asked(dflash=options).parameters == {"max_tokens": 5} | parameters
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected", "parallel"),
+    [
+        (None, "auto", True),
+        ({"type": "auto"}, "auto", True),
+        ({"type": "auto", "disable_parallel_tool_use": True}, "auto", False),
+        ({"type": "any"}, "required", True),
+        ({"type": "tool", "name": "weather", "disable_parallel_tool_use": True}, NamedTool("weather"), False),
+        ({"type": "none"}, "none", True),
+    ],
+)
+def test_tools_and_their_choice(choice: Any, expected: Any, parallel: bool) -> None:
+    given = asked(tools=[WEATHER, WEATHER | {"name": "strict", "type": "custom", "strict": True}], tool_choice=choice)
+    function = {"name": "weather", "description": WEATHER["description"], "parameters": WEATHER["input_schema"]}
+    assert list(given.tools) == [
+        {"type": "function", "function": function},
+        {"type": "function", "function": function | {"name": "strict", "strict": True}},
+    ]
+    assert (given.tool_choice, given.parallel_tool_calls) == (expected, parallel)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reasoning", "budget"),
+    [
+        ({}, None, None),
+        ({"thinking": {"type": "disabled"}}, "off", None),
+        ({"thinking": {"type": "adaptive"}}, "on", None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2000}}, "on", 2000),
+        ({"output_config": {"effort": "low"}}, "low", None),
+        ({"output_config": {"effort": "max"}, "thinking": {"type": "adaptive"}}, "xhigh", None),
+        ({"output_config": {"effort": "high"}, "thinking": {"type": "enabled", "budget_tokens": 9}}, "high", 9),
+        ({"output_config": {"effort": "high"}, "thinking": {"type": "disabled"}}, "off", None),
+    ],
+)
+def test_thinking_and_effort(changes: dict[str, Any], reasoning: Any, budget: int | None) -> None:
+    given = asked(**changes)
+    assert (given.reasoning, given.thinking_budget) == (reasoning, budget)
+
+
+@pytest.mark.parametrize("field", ["output_format", "output_config"])
+def test_a_json_schema_becomes_the_grammar(field: str) -> None:
+    form = {"type": "json_schema", "schema": WEATHER["input_schema"]}
+    assert asked(**{field: form if field == "output_format" else {"format": form}}).grammar == WEATHER["input_schema"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "'web_search_20250305' is not served"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "'bash_20250124'"),
+        ({"tools": [WEATHER, {"type": "text_editor_20250728", "name": "edit"}]}, "'text_editor_20250728'"),
+        ({"tools": [{"name": "bare"}]}, "'bare' has no input_schema"),
+        ({"tools": [WEATHER | {"name": ""}]}, "tools.0.name"),
+        ({"tool_choice": {"type": "sometimes"}}, "'sometimes'"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.tool.name"),
+        ({"container": "c"}, "container"),
+        ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+        ({"stop_sequences": list("abcde")}, "stop_sequences has 5"),
+        ({"stop_sequences": "a"}, "stop_sequences"),
+        ({"stop_sequences": [1]}, "stop_sequences.0"),
+        ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1 (it is 0)"),
+        ({"max_tokens": -3}, "-3"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"thinking": {"type": "enabled"}}, "thinking.enabled.budget_tokens: Field required"),
+        ({"thinking": {"type": "between_tools"}}, "'between_tools' is not served"),
+        ({"output_config": {"effort": "utmost"}}, "'utmost'"),
+        ({"output_config": {"format": {"type": "grammar", "schema": {}}}}, "'grammar'"),
+        ({"system": [{"type": "image"}]}, "reads text only"),
+        ({"system": 7}, "system"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], told: str) -> None:
+    assert told in refused(**changes)
+
+
+def test_max_tokens_is_required() -> None:
+    answer = post(doubles.ScriptedService(), {"messages": MESSAGE["messages"]})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "max_tokens: Field required"
+
+
+@pytest.mark.parametrize(
+    ("role", "block", "told"),
+    [
+        ("user", {"type": "image", "source": {}}, "'image' is not served here, only 'text', 'tool_result': this model"),
+        ("user", {"type": "document", "source": {}}, "this model reads text only"),
+        ("user", {"type": "search_result"}, "'search_result'"),
+        ("user", {"type": "tool_use", "id": "a", "name": "b", "input": {}}, "'tool_use'"),
+        ("user", {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}, "reads text only"),
+        ("user", {"type": "tool_result"}, "tool_use_id: Field required"),
+        ("user", {"text": "no type"}, "messages.0.user.content.1"),
+        ("user", {"type": "text", "text": None}, "messages.0.user.content.1.text.text"),
+        ("user", "bare", "messages.0.user.content.1"),
+        ("assistant", {"type": "server_tool_use", "id": "a"}, "'server_tool_use'"),
+        ("assistant", {"type": "tool_result", "tool_use_id": "a"}, "'tool_result'"),
+        ("assistant", {"type": "tool_use", "id": "a", "name": "b", "input": "{}"}, "input"),
+        ("tool", {"type": "text", "text": "x"}, "'tool' is not served here, only 'user', 'assistant', 'system'"),
+    ],
+)
+def test_blocks_that_are_refused(role: str, block: Any, told: str) -> None:
+    message = refused(messages=[{"role": role, "content": [{"type": "text", "text": "a"}, block]}])
+    assert told in message
+    assert message.startswith("messages.0")
+
+
+def test_the_system_prompt() -> None:
+    parts = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two.", "cache_control": {"type": "ephemeral"}}]
+    user = {"role": "user", "content": "hi"}
+    assert turns(user, system="One.") == [{"role": "system", "content": "One."}, user]
+    assert turns(user, system=parts) == [{"role": "system", "content": "One.\n\nTwo."}, user]
+    assert turns(user, system=[]) == turns(user, system=None) == turns(user) == [user]
+    late = {"role": "system", "content": "Now three."}
+    assert turns(user, late) == [user, late]
+
+
+def test_the_billing_line_never_reaches_the_prompt() -> None:
+    bill = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=1a2b3;"}
+    assert turns(MESSAGE["messages"][0], system=[bill]) == MESSAGE["messages"]
+    shown = turns(MESSAGE["messages"][0], system=[bill, {"type": "text", "text": "Be brief."}])
+    assert shown[0] == {"role": "system", "content": "Be brief."}
+
+
+def test_results_of_tools_come_before_what_the_user_says() -> None:
+    blocks = [
+        {"type": "tool_result", "tool_use_id": "a", "content": "1"},
+        {"type": "tool_result", "tool_use_id": "b", "content": [{"type": "text", "text": "2"}], "is_error": True},
+        {"type": "tool_result", "tool_use_id": "c"},
+        {"type": "tool_result", "tool_use_id": "d", "content": "error: no", "is_error": True},
+        {"type": "text", "text": "go"},
+        {"type": "text", "text": "on"},
+    ]
+    assert turns({"role": "user", "content": blocks}) == [
+        {"role": "tool", "tool_call_id": "a", "content": "1"},
+        {"role": "tool", "tool_call_id": "b", "content": "Error: 2"},
+        {"role": "tool", "tool_call_id": "c", "content": ""},
+        {"role": "tool", "tool_call_id": "d", "content": "error: no"},
+        {"role": "user", "content": "go\non"},
+    ]
+    assert turns({"role": "user", "content": blocks[:1]})[-1]["role"] == "tool"
+    assert turns({"role": "user", "content": []}) == [{"role": "user", "content": ""}]
+
+
+def test_turns_of_the_assistant() -> None:
+    blocks = [
+        {"type": "thinking", "thinking": "Hm.", "signature": ""},
+        {"type": "redacted_thinking", "data": "abc"},
+        {"type": "text", "text": "I "},
+        {"type": "text", "text": "ask."},
+        {"type": "tool_use", "id": "a", "name": "weather", "input": {"city": "Zürich", "days": 3}},
+    ]
+    call = {"name": "weather", "arguments": '{"city": "Zürich", "days": 3}'}
+    assert turns({"role": "assistant", "content": blocks}) == [
+        {
+            "role": "assistant",
+            "content": "I ask.",
+            "reasoning_content": "Hm.",
+            "tool_calls": [{"id": "a", "type": "function", "function": call}],
+        }
+    ]
+    assert turns({"role": "assistant", "content": blocks[4:]})[0]["content"] is None
+    assert turns({"role": "assistant", "content": "Hi"}) == [{"role": "assistant", "content": "Hi"}]
+
+
+def test_a_whole_answer() -> None:
+    body = post(doubles.ScriptedService(RICH), MESSAGE | {"tools": [WEATHER]}).json()
+    assert body.pop("id").startswith("msg_")
+    assert body == {
+        "type": "message",
+        "role": "assistant",
+        "model": "demo",
+        "content": [
+            {"type": "thinking", "thinking": "Let me see.", "signature": ""},
+            {"type": "text", "text": "I ask."},
+            {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Zürich"}},
+            {"type": "tool_use", "id": "call_2", "name": "weather", "input": {"city": "Bern", "days": 3}},
+        ],
+        "stop_reason": "tool_use",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 3,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 4,
+            "output_tokens": 30,
+            "output_tokens_details": {"thinking_tokens": 5},
+        },
+        "timings": doubles.TIMINGS,
+        "dflash": doubles.ENGINE,
+    }
+
+
+@pytest.mark.parametrize(
+    ("done", "reason", "sequence"),
+    [
+        (doubles.done(), "end_turn", None),
+        (doubles.done("length"), "max_tokens", None),
+        (doubles.done("length", stop_sequence="END"), "max_tokens", None),
+        (doubles.done("stop", stop_sequence="END"), "stop_sequence", "END"),
+        (doubles.done("tool_calls"), "tool_use", None),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+def test_stop_reasons(done: Any, reason: str, sequence: str | None, streamed: bool) -> None:
+    answer = post(doubles.ScriptedService([Text("content", "a"), done]), MESSAGE | {"stream": streamed})
+    told = events_of(answer.text)[-2]["delta"] if streamed else answer.json()
+    assert (told["stop_reason"], told["stop_sequence"]) == (reason, sequence)
+
+
+def test_a_stream_has_its_events_in_order() -> None:
+    service = doubles.ScriptedService(RICH)
+    events = events_of(post(service, MESSAGE | {"stream": True, "tools": [WEATHER]}).text)
+    start = events[0]["message"]
+    assert start.pop("id").startswith("msg_")
+    assert start == {
+        "type": "message",
+        "role": "assistant",
+        "model": "demo",
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 7,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": 0,
+        },
+    }
+    assert events[1] == {"type": "ping"}
+    shown = [(e["type"][14:], e["index"], e.get("content_block", e.get("delta"))) for e in events[2:-2]]
+    assert shown == [
+        ("start", 0, {"type": "thinking", "thinking": "", "signature": ""}),
+        ("delta", 0, {"type": "thinking_delta", "thinking": "Let me "}),
+        ("delta", 0, {"type": "thinking_delta", "thinking": "see."}),
+        ("delta", 0, {"type": "signature_delta", "signature": ""}),
+        ("stop", 0, None),
+        ("start", 1, {"type": "text", "text": ""}),
+        ("delta", 1, {"type": "text_delta", "text": "I "}),
+        ("delta", 1, {"type": "text_delta", "text": "ask."}),
+        ("stop", 1, None),
+        ("start", 2, {"type": "tool_use", "id": "call_1", "name": "weather", "input": {}}),
+        ("delta", 2, {"type": "input_json_delta", "partial_json": CALL.arguments}),
+        ("stop", 2, None),
+        ("start", 3, {"type": "tool_use", "id": "call_2", "name": "weather", "input": {}}),
+        ("delta", 3, {"type": "input_json_delta", "partial_json": '{"city": "Bern", "days": 3}'}),
+        ("stop", 3, None),
+    ]
+    last = events[-2]
+    assert last["type"] == "message_delta"
+    assert last["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert (last["usage"]["input_tokens"], last["usage"]["cache_read_input_tokens"]) == (3, 4)
+    assert (last["timings"], last["dflash"]) == (doubles.TIMINGS, doubles.ENGINE)
+    assert events[-1] == {"type": "message_stop"}
+    assert service.closed
+
+
+def test_an_empty_answer_has_no_block() -> None:
+    service = doubles.ScriptedService([Text("content", ""), doubles.done("length")])
+    assert post(service, MESSAGE).json()["content"] == []
+    types = [event["type"] for event in events_of(post(service, MESSAGE | {"stream": True}).text)]
+    assert types == ["message_start", "ping", "message_delta", "message_stop"]
+
+
+def test_thinking_after_text_opens_a_block_of_its_own() -> None:
+    stream = BlockStream()
+    texts = [Text("content", "a"), Text("reasoning", "b"), Text("content", "c")]
+    events = [event for text in texts for event in stream.feed(text)] + list(stream.close())
+    starts = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
+    assert starts == ["text", "thinking", "text"]
+    assert list(stream.close()) == [], "there is nothing left to close"
+
+
+@pytest.mark.parametrize(
+    ("steps", "kind", "status"),
+    [
+        ([Text("content", "a"), DecodeError("row 3 is not finite")], "api_error", 500),
+        ([Text("content", "a"), EngineBusy("the server is stopping")], "overloaded_error", 503),
+        ([Text("content", "a"), doubles.done("cancelled")], "overloaded_error", 503),
+        ([Text("content", "a")], "api_error", 500),
+    ],
+)
+def test_an_answer_that_fails_in_the_middle(steps: Sequence[doubles.Step], kind: str, status: int) -> None:
+    service = doubles.ScriptedService(steps)
+    whole = post(service, MESSAGE)
+    assert (whole.status_code, whole.json()["error"]["type"]) == (status, kind)
+    streamed = post(service, MESSAGE | {"stream": True})
+    assert streamed.status_code == 200
+    events = events_of(streamed.text)
+    assert [event["type"] for event in events].count("error") == 1
+    assert events[-1]["error"]["type"] == kind
+    assert events[-1]["request_id"] == streamed.headers["request-id"]
+    assert "message_stop" not in streamed.text
+    assert service.closed
+
+
+def test_count_tokens() -> None:
+    service = doubles.ScriptedService(prompt_tokens=4321)
+    body = {name: value for name, value in MESSAGE.items() if name != "max_tokens"}
+    answer = post(service, body | {"system": "Be brief.", "tools": [WEATHER]}, "/v1/messages/count_tokens?beta=true")
+    assert answer.json() == {"input_tokens": 4321}
+    assert service.inferences == []
+    (counted,) = service.counted
+    assert counted.messages is not None
+    assert [message["role"] for message in counted.messages] == ["system", "user"]
+    assert len(counted.tools) == 1
+
+
+def test_a_request_of_claude_code() -> None:
+    body = json.loads(RECORDED.read_text(encoding="utf-8"))
+    service = doubles.ScriptedService(RICH, models=[doubles.replaced(aliases=("claude-sonnet-4-5-20250929",))])
+    answer = post(service, body, "/v1/messages?beta=true")
+    assert answer.status_code == 200, answer.text
+    assert events_of(answer.text)[-1] == {"type": "message_stop"}
+    given = service.inference
+    assert given.messages is not None
+    assert [message["role"] for message in given.messages] == ["system", "user", "assistant", "tool", "tool", "user"]
+    assert given.messages[0]["content"].startswith("You are Claude Code")
+    assert given.messages[2]["reasoning_content"] == "I should read the file."
+    assert [call["id"] for call in given.messages[2]["tool_calls"]] == ["call_0a1b", "call_0a1c"]
+    assert [message["tool_call_id"] for message in given.messages[3:5]] == ["call_0a1b", "call_0a1c"]
+    assert given.messages[4]["content"].startswith("Error: ls:")
+    assert [tool["function"]["name"] for tool in given.tools] == ["Read", "Bash"]
+    assert (given.reasoning, given.thinking_budget) == ("medium", None)
+    assert given.parameters == {"max_tokens": 32000}
+    assert "billing" not in json.dumps(given.messages)
+
+
+def with_client(service: doubles.ScriptedService, use: Any, **settings: Any) -> Any:
+    """What `use` gives, called with Anthropic's own client over the application."""
+
+    async def run() -> Any:
+        async with doubles.client(service, **settings) as http:
+            client = anthropic.AsyncAnthropic(api_key="k", base_url=doubles.BASE_URL, http_client=http, max_retries=0)
+            return await use(client)
+
+    return asyncio.run(run())
+
+
+def test_its_client_gets_a_message() -> None:
+    async def use(client: anthropic.AsyncAnthropic) -> Any:
+        return await client.messages.create(**MESSAGE)
+
+    message = with_client(doubles.ScriptedService(), use, api_key="k")
+    assert (message.content[0].text, message.stop_reason) == ("Hello there", "end_turn")
+    assert message._request_id.startswith("req_")
+
+
+def test_its_client_gets_a_stream_with_thinking_and_tools() -> None:
+    async def use(client: anthropic.AsyncAnthropic) -> Any:
+        thinking: Any = {"type": "enabled", "budget_tokens": 1024}
+        tools: Any = [WEATHER]
+        async with client.messages.stream(**MESSAGE, thinking=thinking, tools=tools) as stream:
+            kinds = [event.type async for event in stream]
+            return kinds, await stream.get_final_message()
+
+    kinds, message = with_client(doubles.ScriptedService(RICH), use)
+    assert kinds.count("content_block_stop") == 4
+    assert {"thinking", "signature", "text", "input_json", "message_stop"} <= set(kinds)
+    assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
+    assert message.content[0].thinking == "Let me see."
+    assert message.content[2].input == {"city": "Zürich"}
+    assert (message.stop_reason, message.usage.cache_read_input_tokens) == ("tool_use", 4)
+
+
+def test_its_client_sends_a_result_back() -> None:
+    service = doubles.ScriptedService(RICH)
+
+    async def use(client: anthropic.AsyncAnthropic) -> Any:
+        tools: Any = [WEATHER]
+        first = await client.messages.create(**MESSAGE, tools=tools)
+        result: Any = {"type": "tool_result", "tool_use_id": first.content[2].id, "content": "sunny"}
+        history: Any = [
+            *MESSAGE["messages"],
+            {"role": "assistant", "content": first.content},
+            {"role": "user", "content": [result]},
+        ]
+        return await client.messages.create(model="demo", max_tokens=9, messages=history, tools=tools)
+
+    with_client(service, use)
+    assert service.inference.messages is not None
+    _, turn, result = service.inference.messages
+    assert turn["reasoning_content"] == "Let me see."
+    assert turn["tool_calls"][0]["function"]["arguments"] == CALL.arguments
+    assert result == {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
+
+
+def test_its_client_counts_and_lists() -> None:
+    async def use(client: anthropic.AsyncAnthropic) -> Any:
+        count = await client.messages.count_tokens(model="demo", messages=MESSAGE["messages"])
+        models = await client.models.list()
+        return count.input_tokens, [model.id for model in models.data], (await client.models.retrieve("demo")).type
+
+    assert with_client(doubles.ScriptedService(), use) == (7, ["demo"], "model")
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [
+        ("key", anthropic.AuthenticationError),
+        ("model", anthropic.NotFoundError),
+        ("field", anthropic.BadRequestError),
+    ],
+)
+def test_its_client_raises_its_errors(raised: str, kind: type[Exception]) -> None:
+    async def use(client: anthropic.AsyncAnthropic) -> Any:
+        changes = {"model": {"model": "nope"}, "field": {"max_tokens": 0}}.get(raised, {})
+        with pytest.raises(kind):
+            await client.messages.create(**(MESSAGE | changes))
+
+    with_client(doubles.ScriptedService(), use, api_key="other" if raised == "key" else "k")
+
+
+def test_its_client_raises_an_error_in_the_middle() -> None:
+    service = doubles.ScriptedService([Text("content", "a"), EngineBusy("the server is stopping")])
+
+    async def use(client: anthropic.AsyncAnthropic) -> Any:
+        with pytest.raises(anthropic.APIStatusError, match="stopping"):
+            async for _ in await client.messages.create(**MESSAGE, stream=True):
+                pass
+
+    with_client(service, use)
