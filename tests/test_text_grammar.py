@@ -197,8 +197,10 @@ def test_rows_are_as_wide_as_the_targets_and_padding_never_stands(size: int) -> 
     assert {token for token in allowed(row) if token >= END} <= {SIZE - 1}  # the two blanks, a plain word
 
 
-def test_a_target_without_the_tokenizers_end_token() -> None:
-    running = constraint("any of", vocab_size=END, ends=(3,))
+@pytest.mark.parametrize("size", [END, 224])  # 224: whole words of bits, and fewer of them than the tokenizer has
+def test_a_target_without_the_tokenizers_end_token(size: int) -> None:
+    running = constraint("any of", vocab_size=size, ends=(3,))
+    assert running.masks([]).shape == (1, size)
     assert allowed(running.masks(ids("null"))[-1]) == [3]
 
 

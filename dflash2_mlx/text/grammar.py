@@ -201,7 +201,8 @@ class GrammarConstraint:
     def _expand(self, rows: list[bytes], count: int) -> mx.array:
         """Bits to bool (count, V). Rows that are left out allow the end tokens alone."""
         bits = np.zeros((count, self._width), np.uint8)
-        known = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1)
+        # llguidance's rows are whole words, which may go past the target's.
+        known = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), -1)[:, : self._width]
         bits[: len(rows), : known.shape[1]] = known
         may_end = bits[:, self._end_at] & self._end_bit != 0
         bits &= self._other_row
