@@ -51,10 +51,10 @@ class JsonBodies:
         headers = Headers(scope=scope)
         _check_declared(headers, self.limit)
         body = await _read(receive, self.limit)
-        if not body and scope["method"] != "POST":
-            return body
+        if not body:
+            return body  # no route acts on nothing: the router says what is missing
         _check_type(headers)
-        return None if body is None else sound(body)
+        return sound(body)
 
 
 def sound(body: bytes) -> bytes:

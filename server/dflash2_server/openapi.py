@@ -51,7 +51,7 @@ def schema(app: FastAPI) -> dict[str, Any]:
                 operation["responses"] = _responses(path, operation["responses"])
                 if path in STREAMED:
                     content = operation["responses"]["200"].setdefault("content", {"application/json": {"schema": {}}})
-                    content["text/event-stream"] = {"schema": _TEXT}
+                    content["text/event-stream"] = {}
         app.openapi_schema = found
     return app.openapi_schema
 

@@ -106,7 +106,7 @@ class OriginGuard(_Guard):
     """Against posts from web pages of other sites. Programs that are no browsers send no Origin."""
 
     def refuse(self, scope: Scope) -> tuple[int, str, Mapping[str, str]] | None:
-        if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        if scope["method"] in ("GET", "HEAD"):
             return None  # without CORS headers a page cannot read the answer
         headers = Headers(scope=scope)
         for origin in headers.getlist("origin"):

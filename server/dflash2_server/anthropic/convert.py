@@ -49,8 +49,8 @@ def chat_messages(request: CountRequest) -> list[dict[str, Any]]:
 
 
 def _prompt(request: CountRequest) -> dict[str, Any]:
-    for name in ("container", "mcp_servers"):
-        if getattr(request, name):
+    for name, nothing in (("container", [None]), ("mcp_servers", [None, []])):
+        if getattr(request, name) not in nothing:
             raise RequestError(f"{name} is not served: this server runs no tools itself", param=name)
     choice, parallel = _tool_choice(request)
     reasoning, budget = _reasoning(request)

@@ -25,13 +25,18 @@ class TextBlock(Schema):
 
 
 def _as_blocks(content: Any) -> Any:
-    """A text stands for one text block, nothing for none."""
-    if content is None:
-        return []
+    """A text stands for one text block."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-Texts = Annotated[list[TextBlock], BeforeValidator(_as_blocks, json_schema_input_type=str | list[TextBlock] | None)]
+def _as_blocks_or_none(content: Any) -> Any:
+    """Nothing stands for no block."""
+    return [] if content is None else _as_blocks(content)
+
+
+Texts = Annotated[
+    list[TextBlock], BeforeValidator(_as_blocks_or_none, json_schema_input_type=str | list[TextBlock] | None)
+]
 
 
 class ThinkingBlock(Schema):
@@ -149,8 +154,10 @@ class CountRequest(Schema):
     )
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = Field(None, description="The older name of output_config.format.")
-    container: Any = Field(None, description="Not served.")
-    mcp_servers: Any = Field(None, description="Not served.")
+    container: Any = Field(None, description="Not served.", json_schema_extra={"type": "null"})
+    mcp_servers: Any = Field(
+        None, description="Not served.", json_schema_extra={"type": ["array", "null"], "maxItems": 0}
+    )
 
 
 class MessagesRequest(CountRequest):

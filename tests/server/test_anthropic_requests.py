@@ -1,47 +1,20 @@
-"""Anthropic's protocol: what requests become, what answers become, and its own client against both."""
+"""Anthropic's protocol: what requests become, and what is refused."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import pytest
 
-from dflash2_mlx.errors import DecodeError, EngineBusy
-from dflash2_server.anthropic.blocks import BlockStream
 from dflash2_server.anthropic.convert import chat_messages
 from dflash2_server.anthropic.schemas import MessagesRequest
-from dflash2_server.inference import Inference, NamedTool, Text, ToolCall
+from dflash2_server.inference import Inference, NamedTool
 from tests.server import doubles
+from tests.server.anthropic_running import MESSAGE, RICH, WEATHER, events_of, post
 
 RECORDED = Path(__file__).parent / "recorded" / "claude_code.json"
-MESSAGE: dict[str, Any] = {"model": "demo", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
-WEATHER = {
-    "name": "weather",
-    "description": "Tells the weather.",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-}
-CALL = ToolCall(0, "call_1", "weather", '{"city": "Zürich"}')
-# An answer with everything in it.
-RICH: list[doubles.Step] = [
-    Text("reasoning", "Let me "),
-    Text("reasoning", "see."),
-    Text("content", "I "),
-    Text("content", ""),
-    Text("content", "ask."),
-    CALL,
-    ToolCall(1, "call_2", "weather", '{"city": "Bern", "days": 3}'),
-    doubles.done("tool_calls", cached_tokens=4, completion_tokens=30, reasoning_tokens=5),
-]
-
-
-def post(service: doubles.ScriptedService, body: dict[str, Any], path: str = "/v1/messages") -> Any:
-    with doubles.test_client(service) as client:
-        return client.post(path, json=body)
 
 
 def asked(**changes: Any) -> Inference:
@@ -66,17 +39,6 @@ def refused(**changes: Any) -> str:
 def turns(*messages: dict[str, Any], **changes: Any) -> list[dict[str, Any]]:
     request = MessagesRequest.model_validate(MESSAGE | {"messages": list(messages)} | changes)
     return chat_messages(request)
-
-
-def events_of(text: str) -> list[dict[str, Any]]:
-    """The events of a stream; every frame has its type as its event."""
-    events = []
-    for frame in text.removesuffix("\n\n").split("\n\n"):
-        head, _, data = frame.partition("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert head == f"event: {event['type']}"
-        events.append(event)
-    return events
 
 
 def test_parameters() -> None:
@@ -178,6 +140,7 @@ def test_a_json_schema_becomes_the_grammar(field: str) -> None:
         ({"output_config": {"format": {"type": "grammar", "schema": {}}}}, "'grammar'"),
         ({"system": [{"type": "image"}]}, "reads text only"),
         ({"system": 7}, "system"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.user.content"),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], told: str) -> None:
@@ -272,136 +235,6 @@ def test_turns_of_the_assistant() -> None:
     assert turns({"role": "assistant", "content": "Hi"}) == [{"role": "assistant", "content": "Hi"}]
 
 
-def test_a_whole_answer() -> None:
-    body = post(doubles.ScriptedService(RICH), MESSAGE | {"tools": [WEATHER]}).json()
-    assert body.pop("id").startswith("msg_")
-    assert body == {
-        "type": "message",
-        "role": "assistant",
-        "model": "demo",
-        "content": [
-            {"type": "thinking", "thinking": "Let me see.", "signature": ""},
-            {"type": "text", "text": "I ask."},
-            {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Zürich"}},
-            {"type": "tool_use", "id": "call_2", "name": "weather", "input": {"city": "Bern", "days": 3}},
-        ],
-        "stop_reason": "tool_use",
-        "stop_sequence": None,
-        "usage": {
-            "input_tokens": 3,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 4,
-            "output_tokens": 30,
-            "output_tokens_details": {"thinking_tokens": 5},
-        },
-        "timings": doubles.TIMINGS,
-        "dflash": doubles.ENGINE,
-    }
-
-
-@pytest.mark.parametrize(
-    ("done", "reason", "sequence"),
-    [
-        (doubles.done(), "end_turn", None),
-        (doubles.done("length"), "max_tokens", None),
-        (doubles.done("length", stop_sequence="END"), "max_tokens", None),
-        (doubles.done("stop", stop_sequence="END"), "stop_sequence", "END"),
-        (doubles.done("tool_calls"), "tool_use", None),
-    ],
-)
-@pytest.mark.parametrize("streamed", [False, True])
-def test_stop_reasons(done: Any, reason: str, sequence: str | None, streamed: bool) -> None:
-    answer = post(doubles.ScriptedService([Text("content", "a"), done]), MESSAGE | {"stream": streamed})
-    told = events_of(answer.text)[-2]["delta"] if streamed else answer.json()
-    assert (told["stop_reason"], told["stop_sequence"]) == (reason, sequence)
-
-
-def test_a_stream_has_its_events_in_order() -> None:
-    service = doubles.ScriptedService(RICH)
-    events = events_of(post(service, MESSAGE | {"stream": True, "tools": [WEATHER]}).text)
-    start = events[0]["message"]
-    assert start.pop("id").startswith("msg_")
-    assert start == {
-        "type": "message",
-        "role": "assistant",
-        "model": "demo",
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": {
-            "input_tokens": 7,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-            "output_tokens": 0,
-        },
-    }
-    assert events[1] == {"type": "ping"}
-    shown = [(e["type"][14:], e["index"], e.get("content_block", e.get("delta"))) for e in events[2:-2]]
-    assert shown == [
-        ("start", 0, {"type": "thinking", "thinking": "", "signature": ""}),
-        ("delta", 0, {"type": "thinking_delta", "thinking": "Let me "}),
-        ("delta", 0, {"type": "thinking_delta", "thinking": "see."}),
-        ("delta", 0, {"type": "signature_delta", "signature": ""}),
-        ("stop", 0, None),
-        ("start", 1, {"type": "text", "text": ""}),
-        ("delta", 1, {"type": "text_delta", "text": "I "}),
-        ("delta", 1, {"type": "text_delta", "text": "ask."}),
-        ("stop", 1, None),
-        ("start", 2, {"type": "tool_use", "id": "call_1", "name": "weather", "input": {}}),
-        ("delta", 2, {"type": "input_json_delta", "partial_json": CALL.arguments}),
-        ("stop", 2, None),
-        ("start", 3, {"type": "tool_use", "id": "call_2", "name": "weather", "input": {}}),
-        ("delta", 3, {"type": "input_json_delta", "partial_json": '{"city": "Bern", "days": 3}'}),
-        ("stop", 3, None),
-    ]
-    last = events[-2]
-    assert last["type"] == "message_delta"
-    assert last["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
-    assert (last["usage"]["input_tokens"], last["usage"]["cache_read_input_tokens"]) == (3, 4)
-    assert (last["timings"], last["dflash"]) == (doubles.TIMINGS, doubles.ENGINE)
-    assert events[-1] == {"type": "message_stop"}
-    assert service.closed
-
-
-def test_an_empty_answer_has_no_block() -> None:
-    service = doubles.ScriptedService([Text("content", ""), doubles.done("length")])
-    assert post(service, MESSAGE).json()["content"] == []
-    types = [event["type"] for event in events_of(post(service, MESSAGE | {"stream": True}).text)]
-    assert types == ["message_start", "ping", "message_delta", "message_stop"]
-
-
-def test_thinking_after_text_opens_a_block_of_its_own() -> None:
-    stream = BlockStream()
-    texts = [Text("content", "a"), Text("reasoning", "b"), Text("content", "c")]
-    events = [event for text in texts for event in stream.feed(text)] + list(stream.close())
-    starts = [event["content_block"]["type"] for event in events if event["type"] == "content_block_start"]
-    assert starts == ["text", "thinking", "text"]
-    assert list(stream.close()) == [], "there is nothing left to close"
-
-
-@pytest.mark.parametrize(
-    ("steps", "kind", "status"),
-    [
-        ([Text("content", "a"), DecodeError("row 3 is not finite")], "api_error", 500),
-        ([Text("content", "a"), EngineBusy("the server is stopping")], "overloaded_error", 503),
-        ([Text("content", "a"), doubles.done("cancelled")], "overloaded_error", 503),
-        ([Text("content", "a")], "api_error", 500),
-    ],
-)
-def test_an_answer_that_fails_in_the_middle(steps: Sequence[doubles.Step], kind: str, status: int) -> None:
-    service = doubles.ScriptedService(steps)
-    whole = post(service, MESSAGE)
-    assert (whole.status_code, whole.json()["error"]["type"]) == (status, kind)
-    streamed = post(service, MESSAGE | {"stream": True})
-    assert streamed.status_code == 200
-    events = events_of(streamed.text)
-    assert [event["type"] for event in events].count("error") == 1
-    assert events[-1]["error"]["type"] == kind
-    assert events[-1]["request_id"] == streamed.headers["request-id"]
-    assert "message_stop" not in streamed.text
-    assert service.closed
-
-
 def test_count_tokens() -> None:
     service = doubles.ScriptedService(prompt_tokens=4321)
     body = {name: value for name, value in MESSAGE.items() if name != "max_tokens"}
@@ -432,99 +265,3 @@ def test_a_request_of_claude_code() -> None:
     assert (given.reasoning, given.thinking_budget) == ("medium", None)
     assert given.parameters == {"max_tokens": 32000}
     assert "billing" not in json.dumps(given.messages)
-
-
-def with_client(service: doubles.ScriptedService, use: Any, **settings: Any) -> Any:
-    """What `use` gives, called with Anthropic's own client over the application."""
-
-    async def run() -> Any:
-        async with doubles.client(service, **settings) as http:
-            client = anthropic.AsyncAnthropic(api_key="k", base_url=doubles.BASE_URL, http_client=http, max_retries=0)
-            return await use(client)
-
-    return asyncio.run(run())
-
-
-def test_its_client_gets_a_message() -> None:
-    async def use(client: anthropic.AsyncAnthropic) -> Any:
-        return await client.messages.create(**MESSAGE)
-
-    message = with_client(doubles.ScriptedService(), use, api_key="k")
-    assert (message.content[0].text, message.stop_reason) == ("Hello there", "end_turn")
-    assert message._request_id.startswith("req_")
-
-
-def test_its_client_gets_a_stream_with_thinking_and_tools() -> None:
-    async def use(client: anthropic.AsyncAnthropic) -> Any:
-        thinking: Any = {"type": "enabled", "budget_tokens": 1024}
-        tools: Any = [WEATHER]
-        async with client.messages.stream(**MESSAGE, thinking=thinking, tools=tools) as stream:
-            kinds = [event.type async for event in stream]
-            return kinds, await stream.get_final_message()
-
-    kinds, message = with_client(doubles.ScriptedService(RICH), use)
-    assert kinds.count("content_block_stop") == 4
-    assert {"thinking", "signature", "text", "input_json", "message_stop"} <= set(kinds)
-    assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
-    assert message.content[0].thinking == "Let me see."
-    assert message.content[2].input == {"city": "Zürich"}
-    assert (message.stop_reason, message.usage.cache_read_input_tokens) == ("tool_use", 4)
-
-
-def test_its_client_sends_a_result_back() -> None:
-    service = doubles.ScriptedService(RICH)
-
-    async def use(client: anthropic.AsyncAnthropic) -> Any:
-        tools: Any = [WEATHER]
-        first = await client.messages.create(**MESSAGE, tools=tools)
-        result: Any = {"type": "tool_result", "tool_use_id": first.content[2].id, "content": "sunny"}
-        history: Any = [
-            *MESSAGE["messages"],
-            {"role": "assistant", "content": first.content},
-            {"role": "user", "content": [result]},
-        ]
-        return await client.messages.create(model="demo", max_tokens=9, messages=history, tools=tools)
-
-    with_client(service, use)
-    assert service.inference.messages is not None
-    _, turn, result = service.inference.messages
-    assert turn["reasoning_content"] == "Let me see."
-    assert turn["tool_calls"][0]["function"]["arguments"] == CALL.arguments
-    assert result == {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}
-
-
-def test_its_client_counts_and_lists() -> None:
-    async def use(client: anthropic.AsyncAnthropic) -> Any:
-        count = await client.messages.count_tokens(model="demo", messages=MESSAGE["messages"])
-        models = await client.models.list()
-        return count.input_tokens, [model.id for model in models.data], (await client.models.retrieve("demo")).type
-
-    assert with_client(doubles.ScriptedService(), use) == (7, ["demo"], "model")
-
-
-@pytest.mark.parametrize(
-    ("raised", "kind"),
-    [
-        ("key", anthropic.AuthenticationError),
-        ("model", anthropic.NotFoundError),
-        ("field", anthropic.BadRequestError),
-    ],
-)
-def test_its_client_raises_its_errors(raised: str, kind: type[Exception]) -> None:
-    async def use(client: anthropic.AsyncAnthropic) -> Any:
-        changes = {"model": {"model": "nope"}, "field": {"max_tokens": 0}}.get(raised, {})
-        with pytest.raises(kind):
-            await client.messages.create(**(MESSAGE | changes))
-
-    with_client(doubles.ScriptedService(), use, api_key="other" if raised == "key" else "k")
-
-
-def test_its_client_raises_an_error_in_the_middle() -> None:
-    service = doubles.ScriptedService([Text("content", "a"), EngineBusy("the server is stopping")])
-
-    async def use(client: anthropic.AsyncAnthropic) -> Any:
-        with pytest.raises(anthropic.APIStatusError, match="stopping"):
-            async for _ in await client.messages.create(**MESSAGE, stream=True):
-                pass
-
-    with_client(service, use)
