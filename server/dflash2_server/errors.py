@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
-from dflash2_mlx.errors import DFlashError, EngineBusy, ModelNotFound, QueueFull, RequestError
+from dflash2_mlx.errors import DFlashError, EngineBusy, ModelNotFound, PromptTooLong, QueueFull, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,8 @@ def wire_error(error: BaseException) -> WireError:
     match error:
         case RequestValidationError():
             return _from_validation(error.errors())
+        case PromptTooLong():
+            return WireError(400, "invalid_request_error", "context_length_exceeded", message, error.param)
         case RequestError():
             return WireError(400, "invalid_request_error", None, message, error.param)
         case ModelNotFound():

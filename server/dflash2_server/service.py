@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from dflash2_mlx.engine.worker import Engine, EngineOptions
-from dflash2_mlx.errors import ModelNotFound
+from dflash2_mlx.errors import EngineBusy, ModelNotFound
 from dflash2_mlx.pairs import Pair, Progress, load
 from dflash2_mlx.settings import ServerSettings
 from dflash2_server.answer import RunningAnswer
@@ -71,7 +71,11 @@ class EngineService:
         self._text_thread.shutdown(wait=False, cancel_futures=True)
 
     async def _aside(self, function: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._text_thread, function)
+        try:
+            waiting = asyncio.get_running_loop().run_in_executor(self._text_thread, function)
+        except RuntimeError:  # the thread has been shut down
+            raise EngineBusy("the server is shutting down") from None
+        return await waiting
 
 
 def open_service(settings: ServerSettings, progress: Progress | None = None) -> EngineService:
