@@ -330,3 +330,24 @@ def test_an_effort_that_the_template_names_is_passed_as_it_is() -> None:
     assert ChatTemplate(make_tokenizer(source)).reasoning_arguments("xhigh") == {"reasoning_effort": "xhigh"}
     with pytest.raises(RequestError, match="'warm': it must be one of"):
         ChatTemplate(make_tokenizer(source)).reasoning_arguments("warm")
+
+
+@pytest.mark.parametrize("template", [THINKING, TOOLLESS])
+def test_what_the_assistant_has_begun_is_gone_on_with(template: str) -> None:
+    chat = ChatTemplate(make_tokenizer(template))
+    begun = [{"role": "user", "content": "Name a city."}, {"role": "assistant", "content": "It is <|im_end|> R"}]
+    asked = build_prompt(chat, begun[:1])
+    prompt = build_prompt(chat, begun, continue_final=True)
+    assert prompt.text == asked.text + "It is <|im_end|> R"
+    assert prompt.ids[: len(asked.ids)] == asked.ids
+    assert chat.tokenizer.eos_token_id not in prompt.ids[len(asked.ids) :]
+    answered = build_prompt(chat, begun)
+    assert answered.text.endswith(asked.text[-20:])
+
+
+def test_opened_thinking_is_closed_before_what_the_assistant_has_begun() -> None:
+    chat = ChatTemplate(make_tokenizer(STRICT))
+    begun = [{"role": "user", "content": "Name a city."}, {"role": "assistant", "content": "Ro"}]
+    assert build_prompt(chat, begun, continue_final=True).text.endswith("<think>\n\n</think>\n\nRo")
+    called = {"role": "assistant", "content": "Ro", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    assert not build_prompt(chat, [begun[0], called], continue_final=True).text.endswith("Ro")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import RequestError
 from .described import described
 from .folds import Messages, forms, one_call_each, short_ids
-from .messages import prepare
+from .messages import content_text, prepare
 from .reasoning import thinking_markers
 from .template import ChatTemplate, unmarked
 
@@ -52,8 +52,9 @@ def build_prompt(
     lenient: bool = True,
     extra: Mapping[str, Any] | None = None,
     known: Iterable[tuple[str, Sequence[int]]] = (),
+    continue_final: bool = False,
 ) -> Prompt:
-    """The prompt that asks for the next message.
+    """The prompt that asks for the next message; with `continue_final`, for the rest of a last one of the assistant's.
 
     `messages` and `tools` are as in `Inference`; `reasoning`, `lenient` and `extra` as in `ChatTemplate.render`.
     `known` are (text, ids) of earlier prompts with their answers: the longest that this prompt begins with keeps its
@@ -61,13 +62,30 @@ def build_prompt(
     the chat template refuses the messages in every form (param "messages", the template's own words).
     """
     arguments = template.arguments(reasoning, lenient=lenient, extra=extra)
-    rendered = _rendered(template, messages, tools, arguments)
+    begun = _begun(messages) if continue_final else ""
+    rendered = _rendered(template, messages[:-1] if begun else messages, tools, arguments)
+    if begun:
+        rendered = replace(rendered, text=_opened(template, rendered.text) + template.guard(begun))
     plain = unmarked(rendered.text)
     fitting = [(text, ids) for text, ids in known if text and plain.startswith(text)]
     text, known_ids = max(fitting, key=lambda one: len(one[0]), default=("", ()))
     ids = template.encode(rendered.text, known_text=text, known_ids=known_ids)
     found = {_shared_beginning(template, rendered, ids), _end_of_messages(template, rendered, ids)}
     return Prompt(plain, ids, tuple(sorted(border for border in found if 0 < border < len(ids))))
+
+
+def _begun(messages: Sequence[Mapping[str, Any]]) -> str:
+    """What the assistant has begun to say in the last message, which calls no tool; empty where it has not."""
+    last: Mapping[str, Any] = messages[-1] if len(messages) > 1 else {}
+    if last.get("role") != "assistant" or last.get("tool_calls"):
+        return ""
+    return content_text(last.get("content"), f"messages[{len(messages) - 1}].content")
+
+
+def _opened(template: ChatTemplate, text: str) -> str:
+    """A prompt up to where what is said begins: thinking that it has opened is closed."""
+    start, end = thinking_markers(template.tokenizer)
+    return f"{text.rstrip()}\n\n{end}\n\n" if text.rstrip().endswith(start) else text
 
 
 def _rendered(

@@ -32,7 +32,8 @@ class Inference:
     min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, seed, stop, logprobs (number of
     alternatives, 0: the chosen token's only), block_size, verify_mode.
     `grammar` constrains the answer: "json_object", a JSON schema, or None. `thinking_budget` is the most tokens of
-    reasoning. `template_arguments` go to the chat template as they are.
+    reasoning. `template_arguments` go to the chat template as they are. With `continue_final` an assistant's last
+    message is gone on with, instead of being answered.
     """
 
     model: str | None = None
@@ -46,6 +47,7 @@ class Inference:
     thinking_budget: int | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     grammar: Literal["json_object"] | Mapping[str, Any] | None = None
+    continue_final: bool = False
 
 
 @dataclass(frozen=True)

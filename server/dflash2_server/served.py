@@ -75,6 +75,7 @@ class ServedPair:
             reasoning=inference.reasoning,
             extra=inference.template_arguments,
             known=self._known,
+            continue_final=inference.continue_final,
         )
 
     def prepare(self, inference: Inference, loop: asyncio.AbstractEventLoop) -> Prepared:

@@ -59,6 +59,12 @@ def test_what_is_not_given_is_not_passed_on() -> None:
     )
 
 
+def test_a_last_message_of_the_assistants_is_gone_on_with() -> None:
+    messages = [{"role": "user", "content": "Name a city."}, {"role": "assistant", "content": "R"}]
+    assert asked(messages=messages).continue_final
+    assert not asked(messages=[*messages, messages[0]]).continue_final
+
+
 @pytest.mark.parametrize(
     ("options", "parameters"),
     [

@@ -63,6 +63,7 @@ def _prompt(request: CountRequest) -> dict[str, Any]:
         "reasoning": reasoning,
         "thinking_budget": budget,
         "grammar": _grammar(request),
+        "continue_final": isinstance(request.messages[-1], AssistantMessage),
     }
 
 

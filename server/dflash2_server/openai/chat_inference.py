@@ -25,6 +25,7 @@ def chat_inference(request: ChatRequest) -> Inference:
         parallel_tool_calls=request.parallel_tool_calls is not False,
         parameters=_parameters(request),
         grammar=_grammar(request.response_format),
+        continue_final=request.continue_final_message is True,
         **reasoning_arguments(request),
     )
 

@@ -83,6 +83,7 @@ class ChatRequest(SamplingFields, ReasoningFields):
     tools: list[Tool] | None = None
     tool_choice: TextOrObject | None = None
     parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
     response_format: ResponseFormat | None = None
     # Known only to be refused by name.
     modalities: list[str] | None = None
