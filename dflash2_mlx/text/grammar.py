@@ -35,13 +35,13 @@ class Grammar:
     param: str
 
 
-def json_schema_grammar(schema: Any, *, param: str = "response_format") -> Grammar:
-    """JSON that `schema` validates. Properties come in the schema's order.
+def json_schema_grammar(schema: Any, *, param: str = "response_format", lead: str = LEAD) -> Grammar:
+    """JSON that `schema` validates, after a `lead` in llguidance's Lark. Properties come in the schema's order.
 
     Raises RequestError where the schema is none, uses a keyword that cannot be enforced, or llguidance is missing.
     """
     check_schema(schema, "the JSON schema", param)
-    return lark_grammar(f"start: {LEAD} value\nvalue: {json_rule(schema)}\n", param)
+    return lark_grammar(f"start: {lead} value\nvalue: {json_rule(schema)}\n", param)
 
 
 def json_object_grammar(*, param: str = "response_format") -> Grammar:

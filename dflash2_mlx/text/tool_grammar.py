@@ -60,6 +60,33 @@ def tool_grammar(
     return lark_grammar(make(chosen, parallel and choice is None, token_id), _PARAM)
 
 
+def calls_or_json_grammar(
+    format_name: str | None,
+    tools: Sequence[Mapping[str, Any]],
+    schema: Mapping[str, Any],
+    parallel: bool = True,
+    *,
+    token_id: TokenId,
+    param: str = "response_format",
+) -> Grammar:
+    """Either calls as in `tool_grammar`, or JSON that `schema` validates: what is asked for beside tools on offer.
+
+    Raises RequestError that names `param` for a format that has no grammar, or what is wrong with a schema.
+    """
+    make = _FORMATS.get(format_name or "")
+    if make is None:
+        raise RequestError(
+            f"{param} cannot be enforced beside tools for this model, whose calls are in the format {format_name!r}: "
+            'leave out one of them, or set tool_choice to "none"',
+            param=param,
+        )
+    llguidance_for(param)
+    check_schema(schema, "the JSON schema", param)
+    calls = make([_tool(tool) for tool in _chosen(tools, None)], parallel, token_id).replace("start:", "calls:", 1)
+    answer = f"json_answer: {LEAD} json_value\njson_value: {json_rule(schema)}\n"
+    return lark_grammar(f"start: calls | json_answer\n{answer}{calls}", param)
+
+
 def _chosen(tools: Sequence[Mapping[str, Any]], choice: str | None) -> list[Mapping[str, Any]]:
     functions: list[Mapping[str, Any]] = [tool["function"] for tool in tools if tool.get("function")]
     found = [function for function in functions if choice in (None, function["name"])]

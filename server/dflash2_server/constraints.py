@@ -7,9 +7,11 @@ from typing import Any
 from dflash2_mlx.decode.constraint import Constraint
 from dflash2_mlx.pairs import Pair
 from dflash2_mlx.text.budget import AfterReasoning, All, ThinkingBudget
-from dflash2_mlx.text.grammar import Grammar, GrammarFactory, json_object_grammar, json_schema_grammar
-from dflash2_mlx.text.tool_grammar import tool_grammar
+from dflash2_mlx.text.grammar import LEAD, Grammar, GrammarFactory, json_schema_grammar
+from dflash2_mlx.text.tool_grammar import calls_or_json_grammar, tool_grammar
 from dflash2_server.inference import Inference, NamedTool
+
+ANY_OBJECT = {"type": "object"}
 
 
 class Constraints:
@@ -18,6 +20,8 @@ class Constraints:
     def __init__(self, pair: Pair, tool_format: str | None) -> None:
         self._pair, self._tool_format = pair, tool_format
         self._factory = GrammarFactory(pair.tokenizer)
+        self._harmony = tool_format == "harmony"
+        self._starts, self._ends = _reasoning_tokens(pair.tokenizer, self._harmony)
 
     def of(self, inference: Inference, *, inside_reasoning: bool) -> Constraint | None:
         """The constraint of one answer, None where it is free; `inside_reasoning`: the prompt has opened it.
@@ -29,6 +33,7 @@ class Constraints:
         if grammar is not None:
             silent = inference.reasoning in ("off", "none")
             made.append(self._after_reasoning(grammar, inside_reasoning, silent))
+        # Without reasoning every budget is kept.
         if inference.thinking_budget is not None and self._ends:
             made.append(
                 ThinkingBudget(
@@ -54,9 +59,17 @@ class Constraints:
             )
         if inference.grammar is None:
             return None
-        if inference.grammar == "json_object":
-            return json_object_grammar()
-        return json_schema_grammar(inference.grammar)
+        schema = ANY_OBJECT if inference.grammar == "json_object" else inference.grammar
+        if inference.tools and choice != "none":
+            return calls_or_json_grammar(
+                self._tool_format,
+                inference.tools,
+                schema,
+                inference.parallel_tool_calls,
+                token_id=self._factory.token_id,
+            )
+        lead = _harmony_lead(self._factory) if self._harmony else LEAD
+        return json_schema_grammar(schema, lead=lead)
 
     def _after_reasoning(self, grammar: Grammar, inside: bool, silent: bool) -> Constraint:
         tokenizer: Any = self._pair.tokenizer
@@ -73,10 +86,17 @@ class Constraints:
             eos_token_ids=tokenizer.eos_token_ids,
         )
 
-    @property
-    def _starts(self) -> tuple[int, ...]:
-        return tuple(getattr(self._pair.tokenizer, "think_start_tokens", None) or ())
 
-    @property
-    def _ends(self) -> tuple[int, ...]:
-        return tuple(getattr(self._pair.tokenizer, "think_end_tokens", None) or ())
+def _reasoning_tokens(tokenizer: Any, harmony: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tokens that begin and end reasoning; none where the model does not reason."""
+    if harmony:
+        start, end = "<|channel|>analysis<|message|>", "<|end|>"
+        return tuple(tokenizer.encode(start, add_special_tokens=False)), (tokenizer.convert_tokens_to_ids(end),)
+    start_tokens = getattr(tokenizer, "think_start_tokens", None)
+    return tuple(start_tokens or ()), tuple(getattr(tokenizer, "think_end_tokens", None) or ())
+
+
+def _harmony_lead(factory: GrammarFactory) -> str:
+    """What gpt-oss writes before its answer proper, with or without reasoning before it."""
+    start, channel, message = (f"<[{factory.token_id(f'<|{name}|>')}]>" for name in ("start", "channel", "message"))
+    return f'({start} "assistant")? {channel} "final" {message}'
