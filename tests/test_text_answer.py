@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -158,6 +159,9 @@ def test_an_end_marker_inside_a_json_text_ends_nothing() -> None:
     text = f'{OPEN}{{"name": "noop", "arguments": {{"city": "a {CLOSE} b"}}}}{CLOSE}'
     for chunks in ([text], list(text)):
         assert parsed(JSON, chunks) == [Call("noop", {"city": f"a {CLOSE} b"})]
+    both = f'{OPEN}[{{"name": "noop", "arguments": {{"city": "{CLOSE * 3}"}}}}, {{"name": "noop"}}]{CLOSE}'
+    for chunks in ([both], list(both)):
+        assert parsed(JSON, chunks) == [Call("noop", {"city": CLOSE * 3}), Call("noop", {})]
     cut = f'{OPEN}{{"name": "noop{CLOSE} and more'
     assert parsed(JSON, list(cut)) == [Content(cut)]
 
@@ -172,6 +176,37 @@ def test_values_of_tagged_formats_are_not_guessed_at() -> None:
             text = f"{OPEN}f<arg_key>x</arg_key><arg_value>{value.strip()}</arg_value>{CLOSE}"
             found = parsed(TOKENIZERS["glm47"], [text], tools=[tool("f", x=kind)])
             assert found == [Call("f", {"x": value.strip()})]
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", '[{"a": -1e999}]'])
+def test_a_number_that_json_has_no_word_for_makes_no_call(value: str) -> None:
+    text = f'{OPEN}{{"name": "noop", "arguments": {{"city": "x", "x": {value}}}}}{CLOSE}'
+    assert parsed(JSON, [text]) == [Content(text)]
+    text = f'{ASSISTANT}{BARE}{{"x": {value}}}'
+    assert parsed(GPT, [text], prompt="") == [Content(text.removeprefix(ASSISTANT))]
+
+
+def test_nor_does_one_that_a_text_turns_out_to_hold() -> None:
+    body = '{"name": "f", "arguments": {"x": "[NaN]"}}'
+    text = f"{OPEN}{body}{CLOSE}"
+    assert parsed(JSON, [text], tools=[tool("f", x={"type": "array"})]) == [Content(text)]
+    assert parsed(JSON, [text], tools=[tool("f", x={"type": "string"})]) == [Call("f", {"x": "[NaN]"})]
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [("\\ud83d", "\ufffd"), ("a\\ude00b", "a\ufffdb"), ("\\ud83d\\ude00", "😀"), ("\\ufdd0 ä", "\ufdd0 ä")],
+)
+def test_half_a_character_is_replaced(said: str, expected: str) -> None:
+    text = f'{OPEN}{{"name": "noop", "arguments": {{"{said}": ["{said}"]}}}}{CLOSE}'
+    assert parsed(JSON, [text]) == [Call("noop", {expected: [expected]})]
+
+
+def test_what_only_python_can_write_makes_no_call() -> None:
+    text = '<|tool_call_start|>[noop(city={"a", "b"})]<|tool_call_end|>'
+    found = parsed(TOKENIZERS["pythonic"], [text])
+    assert found == [Content(text)] or isinstance(found[0], Call)
+    json.dumps([part.arguments for part in found if isinstance(part, Call)])
 
 
 # --- reasoning --------------------------------------------------------------------------------------------
@@ -243,6 +278,7 @@ def test_a_model_without_a_parser_calls_in_json() -> None:
 GPT = make_tokenizer(HARMONY)
 ASSISTANT = "<|start|>assistant"
 CALLS = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome", "days": "3"}'
+BARE = "<|channel|>commentary to=functions.noop <|constrain|>json<|message|>"
 CALLED = Call("get_weather", {"city": "Rome", "days": 3})
 
 
@@ -266,6 +302,15 @@ CALLED = Call("get_weather", {"city": "Rome", "days": 3})
         ("<|channel|>ana", []),
         ("\n<|channel|>analysis<|message|>Hm.", [Reasoning("Hm.")]),
         (CALLS[:-4], [Content(CALLS[:-4])]),
+        (f"{BARE}{{}}", [Call("noop", {})]),
+        (f"{BARE}<|call|>", [Call("noop", {})]),
+        (BARE, [Content(BARE)]),
+        (f"{BARE} \n", [Content(f"{BARE} \n")]),
+        (f"{BARE}<|end|>", [Content(f"{BARE}<|end|>")]),
+        ("<|channel|>final<|message|>a<|end|>\n b \n<|start|>assistant<|channel|>final<|message|>c", [
+            Content("a\n b\n\nc")
+        ]),
+        ("<|channel|>final<|message|>a<|end|>\n", [Content("a")]),
         (CALLS.replace("get_weather", "other"), [Content(CALLS.replace("get_weather", "other"))]),
         ("no channel at all", [Content("no channel at all")]),
         ('{"a": "to=b"}', [Content('{"a": "to=b"}')]),
@@ -311,7 +356,7 @@ def test_any_chunking_gives_what_the_whole_text_gives(name: str) -> None:
     markers = (tokenizer.tool_call_start, tokenizer.tool_call_end or "x")
 
     @settings(max_examples=80, deadline=None, derandomize=True)
-    @given(_answers((*_PIECES, *markers, FORMATS[name], FORMATS[name][:-7])))
+    @given(_answers((*_PIECES, *markers, FORMATS[name], FORMATS[name][:-7], '{"name": "noop", "arguments": {"a": "')))
     @example((list(FORMATS[name]), ""))
     def check(answer: tuple[list[str], str]) -> None:
         chunks, prompt = answer
@@ -328,7 +373,10 @@ def test_any_chunking_of_harmony() -> None:
     pieces = ("<|channel|>", "analysis", "final", "commentary", "<|message|>", "<|end|>", "<|start|>", "assistant")
 
     @settings(max_examples=150, deadline=None, derandomize=True)
-    @given(_answers((*pieces, " to=functions.get_weather", '{"city": "Rome"}', "text", "\n", CALLS, "<|call|>", "<|")))
+    @given(
+        _answers((*pieces, " to=functions.get_weather", '{"city": "Rome"}', "text", "\n", " ", CALLS, "<|call|>", "<|"))
+    )
+    @example((["<|message|>a<|end|>", "\n", "b", " ", "c", "\n"], ""))
     def check(answer: tuple[list[str], str]) -> None:
         chunks, _ = answer
         assert parsed(GPT, chunks, prompt=ASSISTANT) == parsed(GPT, ["".join(chunks)], prompt=ASSISTANT)

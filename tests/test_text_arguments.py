@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash2_mlx.text.arguments import arguments_of, coerce
+from dflash2_mlx.text.arguments import arguments_of, as_texts, coerce
 
 STRING, INTEGER, NUMBER, BOOLEAN, NULL, OBJECT, ARRAY = (
     {"type": kind} for kind in ("string", "integer", "number", "boolean", "null", "object", "array")
@@ -137,3 +138,43 @@ _SCHEMAS = st.recursive(
 @given(_VALUES, _SCHEMAS)
 def test_nothing_raises(value: Any, schema: Any) -> None:
     coerce(value, schema)
+
+
+SELF = {"$ref": "#"}
+# Each of 24 levels offers the next one twice, the last is a number: no way through has a text.
+LEVELS = {f"l{i}": {"anyOf": [{"$ref": f"#/$defs/l{i + 1}"}] * 2} for i in range(24)} | {"l24": INTEGER}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [SELF, SELF]},
+        {"anyOf": [SELF, SELF]},
+        {"oneOf": [{"type": "string"}, SELF, SELF]},
+        {"anyOf": [{"allOf": [SELF, SELF], "required": ["no"]}] * 4},
+        {"anyOf": [SELF] * 3000, "required": ["no"]},
+        {"properties": {"x": {"anyOf": [{"$ref": "#/properties/x"}, {"allOf": [{"$ref": "#/properties/x"}] * 3}]}}},
+        {"$ref": "#/$defs/l0", "$defs": LEVELS},
+        {"properties": {"x": {"$ref": "#/$defs/l0"}}, "$defs": LEVELS},
+        {"additionalProperties": {"allOf": [{"$ref": "#/additionalProperties"}] * 3, "enum": list(range(9999))}},
+    ],
+)
+@pytest.mark.parametrize("value", [{"x": 1}, {"x": "[" * 5000}, {"x": [{"x": ["1"] * 50}] * 50}])
+def test_alternatives_without_end_come_to_one(schema: Any, value: Any) -> None:
+    began = time.perf_counter()
+    coerce(value, schema)
+    as_texts({"function": {"name": "f", "parameters": schema}}, every=False)
+    assert time.perf_counter() - began < 0.7
+
+
+def test_what_is_left_stays_as_it_is_and_the_rest_is_coerced() -> None:
+    schema = {"properties": {"a": INTEGER, "b": {"allOf": [{"$ref": "#/properties/b"}] * 2}, "c": INTEGER}}
+    assert coerce({"a": "1", "b": "2", "c": "3"}, schema) == {"a": 1, "b": "2", "c": "3"}
+    many = {"type": "array", "items": {"type": "object", "properties": {"n": INTEGER}}}
+    assert coerce([{"n": "1"}] * 2000, many) == [{"n": 1}] * 2000, "an ordinary list is not too much"
+
+
+def test_no_text_is_found_at_the_end_of_many_ways() -> None:
+    schema = {"properties": {"x": {"$ref": "#/$defs/l16"}, "y": {"anyOf": [INTEGER, STRING]}}, "$defs": LEVELS}
+    found = as_texts({"function": {"name": "f", "parameters": schema}}, every=False)
+    assert found["function"]["parameters"]["properties"] == {"x": {"type": "number"}, "y": {"type": "string"}}

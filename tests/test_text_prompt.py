@@ -8,7 +8,7 @@ import pytest
 
 from dflash2_mlx.errors import RequestError
 from dflash2_mlx.text.prompt import Prompt, build_prompt
-from dflash2_mlx.text.template import ChatTemplate
+from dflash2_mlx.text.template import ChatTemplate, Known
 from tests.text_doubles import (
     HARMONY,
     MISTRAL,
@@ -107,6 +107,41 @@ def test_a_template_that_knows_no_system_message_gets_it_with_the_first_of_the_u
         )
         prompt = build(ChatTemplate(make_tokenizer(source)), system("Be brief."), user("Hi"))
         assert prompt.text == "<|im_start|>user\nBe brief.\n\nHi<|im_end|>\n", "refused or left out"
+
+
+GATHERING = (
+    "{% for m in messages if m.role == 'system' %}{{ m.content }}\n{% endfor %}"
+    "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("said", ["And now?", "You say: It is late."])
+def test_a_later_system_message_does_not_move_to_the_front(said: str) -> None:
+    template = ChatTemplate(make_tokenizer(GATHERING))
+    first = build(template, *LATE[:2])
+    assert first.text.startswith("Be brief.\n<|im_start|>user\nHi"), "the first one is there"
+    prompt = build(template, *LATE[:4], user(said))
+    assert prompt.ids[: len(first.ids)] == first.ids
+    assert "<system-reminder>\nIt is late.\n</system-reminder>" in prompt.text
+
+
+def test_a_system_message_that_is_left_out_is_not_found_in_another_text() -> None:
+    source = (
+        "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    template = ChatTemplate(make_tokenizer(source))
+    said = "x" * 32
+    prompt = build(template, system(said + " first"), user(said), assistant("a"), system("a"), user("b"))
+    assert said + " first" in prompt.text
+    assert "<system-reminder>\na\n</system-reminder>" in prompt.text
+
+
+def test_a_template_that_refuses_the_signs_is_asked_for_the_whole_text() -> None:
+    source = GATHERING + "{% if messages | length < 4 %}{{ raise_exception('too few') }}{% endif %}"
+    template = ChatTemplate(make_tokenizer(source))
+    messages = [system("Be brief."), user("a"), assistant("b"), user("c")]
+    assert build(template, *messages).text.startswith("Be brief.\n<|im_start|>user\na")
 
 
 def test_what_is_refused_in_every_form_is_an_error_in_the_templates_words() -> None:
@@ -293,7 +328,7 @@ def test_a_template_that_refuses_the_probes_has_no_borders_and_the_same_ids() ->
 def test_the_longest_known_beginning_keeps_its_ids() -> None:
     template = TEMPLATES["toolless"]
     text = build(template, user("Hi"), assistant("Yes"), user("So?")).text
-    known = [(text[:30], [1, 2]), (text[:60], [7, 8, 9]), ("else", [5])]
+    known = [Known(text[:30], "", [1, 2]), Known(text[:50], text[50:60], [7, 8, 9]), Known("else", "", [5])]
     prompt = build_prompt(template, [user("Hi"), assistant("Yes"), user("So?")], known=known)
     assert prompt.ids[:3] == [7, 8, 9]
     assert template.tokenizer.decode(prompt.ids[3:]) == text[60:]

@@ -9,7 +9,7 @@ from dflash2_mlx.chat import store
 from dflash2_mlx.chat.options import parameter_name, with_defaults
 from dflash2_mlx.errors import RequestError
 from dflash2_mlx.text.reasoning import Piece, split, splitter_for
-from dflash2_mlx.text.template import ChatTemplate, Message, unmarked
+from dflash2_mlx.text.template import ChatTemplate, Known, Message
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,8 +151,8 @@ class Session:
         """Answer `messages`, whose last one is the user's; the conversation changes with the first step."""
         self._stopped = False
         prompt = self._render(messages)
-        known_text, known_ids = self._known.get(len(messages) - 2, ("", []))
-        ids = self._template.encode(prompt, known_text=known_text, known_ids=known_ids)
+        known = self._known.get(len(messages) - 2, Known("", "", ()))
+        ids = self._template.encode(prompt, known_prompt=known.prompt, known_text=known.answer, known_ids=known.ids)
         splitter = splitter_for(self.pair.tokenizer, prompt)
         steps = self._backend.stream(
             self.pair,
@@ -190,14 +190,11 @@ class Session:
             answer["reasoning_content"] = thought
         self.messages = [*messages, answer]
         self.finish_reason = finish
-        tokenizer = self._template.tokenizer
-        spoken = tokens[:-1] if tokens and tokens[-1] in tokenizer.eos_token_ids else tokens
-        # A stop string cuts the text inside a token: then ids and text do not correspond.
-        corresponds = tokenizer.decode(spoken) == text
-        if corresponds:
-            self._known[len(messages)] = (unmarked(prompt) + text, [*ids, *spoken])
+        known = self._template.known(prompt, ids, text, tokens)
+        if known is not None:
+            self._known[len(messages)] = known
 
     def _forget_caches(self) -> None:
         self._state = self.pair.new_state()
         # By number of messages: how the prompt of a later turn may begin, and the ids that this text has.
-        self._known: dict[int, tuple[str, list[int]]] = {}
+        self._known: dict[int, Known] = {}

@@ -1,4 +1,7 @@
-"""Prefill: all but the last prompt token in chunks, keeping only the tapped rows that the drafter's window can see."""
+"""Prefill: all but the last prompt token in chunks, keeping the tapped rows that the drafter's window can see.
+
+That is at the end, and at every border, where others may take the prompt up.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,20 @@ def prefill(target: Target, state: DecodeState, request: Request) -> Iterator[No
             state.mark()
         border = min(b for b in (*request.borders, mark, end) if b > start)
         chunk = prompt[start : min(start + request.prefill_step_size, border)]
+        after = [b for b in request.borders if b >= start + len(chunk)]
         with state.changing():
-            _feed(target, state, chunk, len(prompt))
+            _feed(target, state, chunk, min(after, default=len(prompt)))
         if len(state.tokens) in request.borders:
             request.at_border(state)
         request.progress(len(state.tokens), len(prompt))
         yield
 
 
-def _feed(target: Target, state: DecodeState, chunk: Sequence[int], total: int) -> None:
+def _feed(target: Target, state: DecodeState, chunk: Sequence[int], horizon: int) -> None:
+    """Feed a chunk; of its tapped rows those are kept that a block after `horizon` tokens can see."""
     start, context = len(state.tokens), state.context
     tokens = mx.array([chunk])
-    visible = 0 if context is None else _first_visible(context.config.context_rows, total)
+    visible = 0 if context is None else _first_visible(context.config.context_rows, horizon)
     if context is None or start + len(chunk) <= visible:
         target(tokens, state.caches)
     else:
@@ -53,6 +58,6 @@ def _feed(target: Target, state: DecodeState, chunk: Sequence[int], total: int) 
     state.tokens.extend(chunk)
 
 
-def _first_visible(context_rows: int | None, total: int) -> int:
-    """The first position whose context row a block after `total` tokens can see."""
-    return 0 if context_rows is None else max(0, total - context_rows)
+def _first_visible(context_rows: int | None, horizon: int) -> int:
+    """The first position whose context row a block after `horizon` tokens can see."""
+    return 0 if context_rows is None else max(0, horizon - context_rows)

@@ -101,6 +101,11 @@ class DraftContext:
         """One past the last known position: that of the next anchor."""
         return self._end + len(self._deferred)
 
+    @property
+    def unbounded(self) -> bool:
+        """Whether no layer slides: then a trim to any earlier position loses nothing."""
+        return all(self.config.window(kind) is None for kind in self._layers)
+
     def start(self, layer_type: str) -> int:
         """The first position that the layers of that type know."""
         return self._starts[layer_type]

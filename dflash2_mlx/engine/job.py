@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Protocol
@@ -20,6 +22,8 @@ from .prefix_cache import PrefixCache
 _NEAR, _CLOSE = 256, 32
 # Templates word a turn's head anew in the next prompt, so that a point to come back to has to lie before it.
 _BEFORE_END = 16
+
+log = logging.getLogger(__name__)
 
 _numbers = itertools.count(1)
 
@@ -47,9 +51,11 @@ class Job:
         self.stats: Stats = pair.new_stats(request.block_size, request.verify_mode)
         self.submitted = time.monotonic()
         self.started: float | None = None
-        self.served = 0.0  # seconds of turns
+        self.cost = 0.0  # seconds of its turns
+        self.served = 0.0  # the same for the order of turns, with a head start where others have run before
         self.reason = "cancelled"  # how it ended: a finish reason, or "error"
         self.error: Exception | None = None
+        self.enough = False  # cancelled since all that was wanted is there
         self.cancelled = threading.Event()
         self.state: DecodeState | None = None
         self._steps: Iterator[TokenStep] | None = None
@@ -71,10 +77,14 @@ class Job:
                 self.listener.step(step)
             if step.finish_reason is None:
                 return not self.ended
-            self.reason = step.finish_reason
-            self._keep(cache)
+            if not self.ended:
+                self.reason = "stop" if self.enough else step.finish_reason
         except Exception as error:  # of the model, or of whoever listens: the next request must not suffer
+            log.exception("request %d failed", self.number)
+            traceback.clear_frames(error.__traceback__)  # they hold the caches
             self.reason, self.error = "error", error
+            return False
+        self._keep(cache)
         return False
 
     def end(self, error: BaseException | None = None) -> None:
@@ -83,7 +93,10 @@ class Job:
             if self._ended:
                 return
             self._ended = True
-        self.listener.end(error)
+        try:
+            self.listener.end(error)
+        except Exception:
+            log.exception("request %d: its listener failed", self.number)
 
     @property
     def ended(self) -> bool:
@@ -114,11 +127,14 @@ class Job:
 
     def _keep(self, cache: PrefixCache) -> None:
         """The whole of it, a cancelled prefill too."""
-        if self.state is not None:
+        try:
             close = getattr(self._steps, "close", None)
             if close is not None:
                 close()
-            cache.store(self.pair, self.state)
+            if self.state is not None:
+                cache.store(self.pair, self.state)
+        except Exception:  # the answer is whole all the same
+            log.exception("request %d: its prefix is not kept", self.number)
 
 
 def snapshot_points(start: int, length: int, wanted: set[int], every: int) -> frozenset[int]:

@@ -19,8 +19,9 @@ from ..target.rollback import flatten, is_trimmable
 from .prefix_tree import Mark, Node
 
 # A drafter that slides needs the rows before its next block. Up to so many tokens are run again where that gives them
-# back; a longer stretch costs more than the acceptance that a short context loses for as many tokens.
-_RERUN = 512
+# back; a longer stretch costs more than the acceptance that a short context loses for as many tokens. Nor are many
+# run for a few rows.
+_RERUN, _RERUN_A_ROW = 512, 32
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,12 @@ class PrefixCache:
         """A new state with the longest usable prefix of `prompt`, leaving at least its last token to run."""
         state = DecodeState(pair.target, pair.drafter, keeps_marks=False)
         path, known = self._tree(pair).root.walk(tuple(prompt[:-1]))
-        length, source, context = _choose(path, known, state)
-        if length:
+        chosen = _choose(path, known, state)
+        if chosen.length:
             self.figures.hits += 1
-            self._touch(path, length, source)
-            _fill(state, path, length, source, context)
-            state.tokens = list(prompt[:length])
+            self._touch(path, chosen.length, chosen.state, chosen.context)
+            _fill(state, path, chosen)
+            state.tokens = list(prompt[: chosen.length])
         else:
             self.figures.misses += 1
         return Restored(state, known)
@@ -90,11 +91,11 @@ class PrefixCache:
             rows = [take_rows(c, matched, len(tokens)) if is_trimmable(c) else None for c in flatten(state.caches)]
             node = node.add(tokens[matched:], rows)
             path.append(node)
-        if node.mark is None:
+        if node.mark is None or _knows_less(node.mark, state):
             node.mark = _mark(state)
         mx.eval(arrays_in(node.rows), node.mark.arrays())
-        if state.context is not None and state.context.config.context_rows is None:
-            # A context without a window serves every shorter prefix too.
+        if state.context is not None and state.context.unbounded:
+            # Such a context serves every shorter prefix too.
             for earlier in path[:-1]:
                 earlier.mark = earlier.mark and earlier.mark.without_context()
         self._touch(path, len(tokens), node)
@@ -110,13 +111,14 @@ class PrefixCache:
     def _tree(self, pair: Pair) -> _Tree:
         return self._trees.setdefault(id(pair), _Tree(pair))
 
-    def _touch(self, path: Sequence[Node], length: int, source: Node | None) -> None:
+    def _touch(self, path: Sequence[Node], length: int, *marked: Node | None) -> None:
         self._tick += 1
         for node in path:
             if node.start < length:
                 node.used = self._tick
-        if source is not None and source.mark is not None:
-            source.mark.used = self._tick
+        for source in marked:
+            if source is not None and source.mark is not None:
+                source.mark.used = self._tick
 
     def _shrink(self) -> None:
         """Forget leaves and marks until the limit holds."""
@@ -144,49 +146,85 @@ def _last_use(node: Node) -> float:
 def _forget(node: Node) -> None:
     if node.children:
         node.mark = None
-    else:
-        node.remove()
+        return
+    node.remove()
+    parent, mark = node.parent, node.mark
+    if parent and parent.parent and mark and mark.context and mark.context.unbounded:
+        # The one context of all shorter prefixes: it goes on with them.
+        if parent.mark is None and not mark.has_states:
+            parent.mark = Mark(mark.states, None, mark.used)
+        if parent.mark is not None and parent.mark.context is None:
+            parent.mark = Mark(parent.mark.states, _context(node, parent.end), parent.mark.used)
 
 
-def _choose(path: Sequence[Node], known: int, state: DecodeState) -> tuple[int, Node | None, DraftContext | None]:
-    """How much of the `known` tokens along `path` to take up, the node whose mark serves, and the drafter's context."""
+@dataclass(frozen=True)
+class _Choice:
+    """How much to take up; the nodes whose marks give the states and the drafter's context."""
+
+    length: int
+    state: Node | None = None
+    context: Node | None = None
+
+
+def _choose(path: Sequence[Node], known: int, state: DecodeState) -> _Choice:
+    """What to take up of the `known` tokens along `path`."""
     last = next((node for node in reversed(path) if node.mark and node.end <= known), None)
     if not state.trimmable:
-        return (last.end, last, _context(last, last.end)) if last else (0, None, None)
+        return _Choice(last.end, last, _knower(last, last.end)) if last else _Choice(0)
     if state.context is None or not path:
-        return known, None, None
-    context = _context(path[-1], known)
-    if last and known - last.end <= _RERUN and (context is None or context.missing(known)):
-        return last.end, last, _context(last, last.end)
-    return known, None, context
+        return _Choice(known)
+    here = _knower(path[-1], known)
+    missing = _missing(here, known)
+    if last and missing:
+        there = _knower(last, last.end)
+        gain = missing - _missing(there, last.end)
+        if known - last.end <= min(_RERUN, _RERUN_A_ROW * gain):
+            return _Choice(last.end, last, there)
+    return _Choice(known, None, here)
 
 
-def _context(node: Node, end: int) -> DraftContext | None:
-    """The drafter's context at `end`, from the mark in or below `node` that knows most of it."""
-    found = [n.mark.context for n in node.subtree() if n.mark and n.mark.context and n.end >= end]
-    if not found:
+def _knower(node: Node, end: int) -> Node | None:
+    """The node in or below `node` whose mark knows most of the drafter's context at `end`."""
+    found = [below for below in node.subtree() if below.mark and below.mark.context and below.end >= end]
+    return min(found, key=lambda below: _missing(below, end), default=None)
+
+
+def _missing(node: Node | None, end: int) -> int:
+    """Rows of the drafter's context at `end` that the node's mark does not know."""
+    return node.mark.context.missing(end) if node and node.mark and node.mark.context else end
+
+
+def _context(node: Node | None, end: int) -> DraftContext | None:
+    if node is None or node.mark is None or node.mark.context is None:
         return None
-    best = min(found, key=lambda context: context.missing(end)).copy()
-    best.trim(end)
-    return best
+    context = node.mark.context.copy()
+    context.trim(end)
+    return context
 
 
-def _fill(
-    state: DecodeState, path: Sequence[Node], length: int, source: Node | None, context: DraftContext | None
-) -> None:
-    used = [node for node in path if node.start < length]
+def _fill(state: DecodeState, path: Sequence[Node], chosen: _Choice) -> None:
+    used = [node for node in path if node.start < chosen.length]
     for i, cache in enumerate(flatten(state.caches)):
         if is_trimmable(cache):
             put_rows(cache, [node.rows[i] for node in used])
-            excess = used[-1].end - length
+            excess = used[-1].end - chosen.length
             if excess:
                 cache.trim(excess)
         else:
-            assert source is not None
-            assert source.mark is not None
-            cache.state = renewed(source.mark.states[i])
+            assert chosen.state is not None
+            assert chosen.state.mark is not None
+            cache.state = renewed(chosen.state.mark.states[i])
+    context = _context(chosen.context, chosen.length)
     if context is not None:
         state.context = context
+
+
+def _knows_less(mark: Mark, state: DecodeState) -> bool:
+    """Whether the state's context has rows that the mark's lacks."""
+    if state.context is None:
+        return False
+    end = state.context.end
+    return mark.context is None or mark.context.missing(end) > state.context.missing(end)
 
 
 def _mark(state: DecodeState) -> Mark:

@@ -28,9 +28,14 @@ class Mark:
         """Every array held."""
         return [*arrays_in(self.states), *(self.context.arrays() if self.context else [])]
 
+    @property
+    def has_states(self) -> bool:
+        """Whether some cache does not go by rows."""
+        return any(state is not None for state in self.states)
+
     def without_context(self) -> Mark | None:
         """The states alone; None where nothing is left."""
-        return Mark(self.states, None, self.used) if any(state is not None for state in self.states) else None
+        return Mark(self.states, None, self.used) if self.has_states else None
 
 
 @dataclass
@@ -86,6 +91,8 @@ class Node:
         self.parent.children[upper.tokens[0]] = upper
         upper.children[self.tokens[0]] = self
         self.parent = upper
+        # Both now: a half that is evaluated later would pin the whole until then.
+        mx.eval(arrays_in(upper.rows), arrays_in(self.rows))
         return upper
 
     def remove(self) -> None:

@@ -46,8 +46,9 @@ class Totals:
         self.accepted_by_position += [0] * missing
         for i, accepted in enumerate(stats.accepted_by_position):
             self.accepted_by_position[i] += accepted
-        weight = _RECENT if self.service_seconds else 1.0
-        self.service_seconds += weight * (job.served - self.service_seconds)
+        if job.started is not None:
+            weight = _RECENT if self.service_seconds else 1.0
+            self.service_seconds += weight * (job.cost - self.service_seconds)
 
     def retry_after(self) -> int:
         """Seconds after which a place in the queue is likely: one request's time, between one and sixty."""

@@ -14,7 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import mlx.core as mx
 
@@ -28,6 +29,8 @@ from .totals import Totals
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_CLOSING = "the server is shutting down"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +54,7 @@ class Engine:
         self.options = options or EngineOptions()
         self.cache = PrefixCache(self.options.cache_bytes)
         self.totals = Totals()
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._waiting: deque[Job] = deque()
         self._active: list[Job] = []
         self._closing = False
@@ -69,36 +72,31 @@ class Engine:
     def call(self, function: Callable[[], T]) -> Future[T]:
         """Run a function on the thread, before the next turn: loading and unloading."""
         future: Future[T] = Future()
-
-        def run() -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(function())
-                except BaseException as error:
-                    future.set_exception(error)
-
         with self._changed:
             self._refuse_when_busy()
-            self._calls.append(run)
+            self._calls.append((future, function))
             self._changed.notify_all()
         return future
 
     def submit(self, job: Job) -> None:
         """Queue a job. Raises QueueFull, or EngineBusy when the engine is closing or stands still."""
         with self._changed:
-            self._refuse_when_busy()
-            if len(self._waiting) >= self.options.max_queue:
-                self.totals.refused += 1
-                raise QueueFull(
-                    f"{len(self._waiting)} requests wait already, as many as may (--max-queue)",
-                    retry_after=self.totals.retry_after(),
-                )
+            self._refuse_when_full(0)
             self._waiting.append(job)
             self.totals.requests += 1
             self._changed.notify_all()
 
-    def cancel(self, job: Job) -> None:
-        """End a job: a waiting one at once, a running one after its chunk or cycle. What it has computed is kept."""
+    def check_room(self, coming: int) -> None:
+        """Raise as `submit` would, where `coming` jobs are on their way to it."""
+        with self._changed:
+            self._refuse_when_full(coming)
+
+    def cancel(self, job: Job, *, enough: bool = False) -> None:
+        """End a job: a waiting one at once, a running one after its chunk or cycle. What it has computed is kept.
+
+        With `enough` it counts as one that has stopped by itself.
+        """
+        job.enough = enough
         job.cancelled.set()
         with self._changed:
             if job not in self._waiting:
@@ -114,11 +112,10 @@ class Engine:
             if self._closing:
                 return
             self._closing = True
-            jobs = [*self._waiting, *self._active]
-            self._waiting.clear()
+            jobs = self._give_up()
             self._changed.notify_all()
         for job in jobs:
-            job.end(EngineBusy("the server is shutting down"))
+            job.end(EngineBusy(_CLOSING))
         if self._thread.is_alive():
             self._thread.join(timeout)
 
@@ -130,12 +127,10 @@ class Engine:
 
     def readiness(self) -> tuple[bool, str]:
         """Whether requests are served, and the state in a word or the reason."""
-        if self._closing:
-            return False, "the server is shutting down"
-        if self._stalled:
-            return False, self._standstill()
-        if not self._thread.is_alive():
-            return False, "the engine's thread has ended"
+        try:
+            self._refuse_when_busy()
+        except EngineBusy as reason:
+            return False, str(reason)
         return True, "ready"
 
     def unload(self, pair: Pair) -> Future[None]:
@@ -149,18 +144,47 @@ class Engine:
 
     def _refuse_when_busy(self) -> None:
         if self._closing:
-            raise EngineBusy("the server is shutting down")
+            raise EngineBusy(_CLOSING)
         if self._stalled:
             raise EngineBusy(self._standstill())
+        if not self._thread.is_alive():
+            raise EngineBusy("the engine does not run")
+
+    def _refuse_when_full(self, coming: int) -> None:
+        self._refuse_when_busy()
+        waiting = len(self._waiting) + coming
+        if waiting >= self.options.max_queue:
+            self.totals.refused += 1
+            raise QueueFull(
+                f"{waiting} requests wait already, as many as may (--max-queue)",
+                retry_after=self.totals.retry_after(),
+            )
 
     def _standstill(self) -> str:
         return f"the engine stands still: one turn has not come back for {self.options.watchdog_seconds:g} s"
 
+    def _give_up(self) -> list[Job]:
+        """All jobs, for an error to each; those that wait are out. Under the lock."""
+        waiting, active = list(self._waiting), list(self._active)
+        self._waiting.clear()
+        for job in (*waiting, *active):
+            job.reason = "error"
+        for job in waiting:
+            self.totals.count(job)
+        return [*waiting, *active]
+
     def _run(self) -> None:
         while (work := self._next()) is not None:
-            work()
-        for job in self._active:
-            job.close()
+            try:
+                work()
+            except Exception:
+                log.exception("the engine goes on after a failure of its own")
+            del work  # it holds the last job
+        for job in list(self._active):
+            self._finish(job)
+        for future, _ in self._calls:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(EngineBusy(_CLOSING))
 
     def _next(self) -> Callable[[], None] | None:
         """The next piece of work; waits for one. None: the engine is closed."""
@@ -169,11 +193,10 @@ class Engine:
                 if self._closing:
                     return None
                 if self._calls:
-                    return self._calls.popleft()
+                    return partial(_fulfil, *self._calls.popleft())
                 self._admit()
                 if self._active:
-                    job = min(self._active, key=lambda job: job.served)
-                    return lambda: self._turn(job)
+                    return partial(self._turn, min(self._active, key=lambda job: job.served))
                 self._changed.wait()
 
     def _admit(self) -> None:
@@ -185,33 +208,50 @@ class Engine:
 
     def _turn(self, job: Job) -> None:
         begin = time.monotonic()
-        self._turn_since = begin
-        goes_on = not job.ended and job.turn(self.cache, self.options.snapshot_every)
-        self._turn_since = None
-        if self._stalled:
-            log.warning("the engine goes on: a turn came back after %.0f s", time.monotonic() - begin)
-            self._stalled = False
-        job.served += time.monotonic() - begin
+        with self._changed:
+            self._turn_since = begin
+        try:
+            goes_on = not job.ended and job.turn(self.cache, self.options.snapshot_every)
+        finally:
+            took = time.monotonic() - begin
+            with self._changed:
+                self._turn_since = None
+                if self._stalled:
+                    log.warning("the engine goes on: a turn came back after %.0f s", took)
+                self._stalled = False
+        job.cost += took
+        job.served += took
         if not goes_on:
             self._finish(job)
 
     def _finish(self, job: Job) -> None:
-        job.close()
-        with self._changed:
-            self._active.remove(job)
-            self.totals.count(job)
-        mx.clear_cache()
-        job.end(job.error)
+        try:
+            with self._changed:
+                self._active.remove(job)
+                self.totals.count(job)
+            job.close()
+            mx.clear_cache()
+        finally:
+            job.end(job.error)
 
     def _watch(self) -> None:
         while not self._closing:
             time.sleep(min(1.0, self.options.watchdog_seconds / 4))
-            since = self._turn_since
-            if since is not None and not self._stalled and time.monotonic() - since > self.options.watchdog_seconds:
+            with self._changed:
+                since = self._turn_since
+                late = since is not None and time.monotonic() - since > self.options.watchdog_seconds
+                if not late or self._stalled:
+                    continue
                 self._stalled = True
-                log.error("%s", self._standstill())
-                with self._changed:
-                    jobs = [*self._waiting, *self._active]
-                    self._waiting.clear()
-                for job in jobs:
-                    job.end(EngineBusy(self._standstill()))
+                jobs = self._give_up()
+            log.error("%s", self._standstill())
+            for job in jobs:
+                job.end(EngineBusy(self._standstill()))
+
+
+def _fulfil(future: Future[Any], function: Callable[[], Any]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)

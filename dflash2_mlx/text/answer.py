@@ -125,11 +125,11 @@ def _add_calls(transitions: dict[str, list[tuple[str, str]]], calls: ToolFormat)
 
 
 def _is_inside_json_text(text: str) -> bool:
-    """Whether a JSON object breaks off inside a string, where a marker's characters are part of it."""
+    """Whether JSON of a call, or of a list of them, breaks off inside a string: a marker there is part of it."""
     try:
         json.loads(text.strip())
     except json.JSONDecodeError as error:
-        return text.lstrip().startswith("{") and error.msg.startswith("Unterminated string")
+        return text.lstrip().startswith(("{", "[")) and error.msg.startswith("Unterminated string")
     except RecursionError:
         return False
     return False

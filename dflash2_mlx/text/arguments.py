@@ -10,16 +10,19 @@ from typing import Any
 
 _INTEGER = re.compile(r"[+-]?\d{1,400}(\.0+)?")
 _DEEPEST = 32  # references inside one another, and levels of values
+# Schemas that are looked at for one call. Alternatives that refer to one another have no end that could be waited for.
+_MOST = 10_000
+_LISTS = ("enum", "anyOf", "oneOf", "allOf", "type")  # what is long counts as much as what is many
 _MISSING = object()
 
 
 def coerce(arguments: Any, schema: Any) -> Any:
     """`arguments` with values that are of the wrong type, but say one of the right type, turned into it.
 
-    Follows properties, items, local references, anyOf, oneOf and allOf. What it cannot make fit stays as it is;
-    it never raises.
+    Follows properties, items, local references, anyOf, oneOf and allOf. What it cannot make fit stays as it is, and
+    so does what is left when it has looked at some thousands of schemas; it never raises.
     """
-    return _coerced(arguments, schema, schema, _DEEPEST)
+    return _Coercion(schema).coerced(arguments, schema, _DEEPEST)
 
 
 def arguments_of(said: Any) -> dict[str, Any] | None:
@@ -39,53 +42,95 @@ def as_texts(tool: Mapping[str, Any], *, every: bool) -> dict[str, Any]:
     function = tool.get("function", tool)
     schema = function.get("parameters")
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    may_be_text = _TextTest(schema)
     kinds = {
-        name: {"type": "string" if every or _may_be_text(inner, schema, _DEEPEST) else "number"}
+        name: {"type": "string" if every or may_be_text(inner) else "number"}
         for name, inner in (properties if isinstance(properties, Mapping) else {}).items()
     }
     return {"type": "function", "function": {**function, "parameters": {"type": "object", "properties": kinds}}}
 
 
-def _may_be_text(schema: Any, root: Any, depth: int) -> bool:
+class _Schemas:
+    """The schemas within `root`, of which no more than `_MOST` are looked at."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._left = _MOST
+        self._found: dict[str, Any] = {}
+
+    def resolved(self, schema: Any) -> Any:
+        """The schema that a chain of local references ends at; None where it leads nowhere."""
+        for _ in range(_DEEPEST):
+            if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
+                return schema
+            reference = schema["$ref"]
+            if reference not in self._found:
+                self._found[reference] = _at(self._root, reference)
+            schema = self._found[reference]
+        return None
+
+    def has_room(self, schema: Mapping[str, Any], value: Any = None) -> bool:
+        """Whether a schema may still be looked at, for this value; long texts are converted at a cost."""
+        self._left -= 1 + sum(len(_list(schema.get(key))) for key in _LISTS)
+        self._left -= len(value) // 1000 if isinstance(value, str) else 0
+        return self._left >= 0
+
+
+class _TextTest(_Schemas):
     """Whether a schema allows some text; true where it does not say."""
-    schema = _resolved(schema, root)
-    if not isinstance(schema, Mapping) or depth == 0:
-        return True
-    if choices := _choices(schema):
-        return any(isinstance(choice, str) for choice in choices)
-    if types := _types(schema):
-        return "string" in types
-    branches = [branch for key in ("anyOf", "oneOf") for branch in _list(schema.get(key))]
-    return not branches or any(_may_be_text(branch, root, depth - 1) for branch in branches)
+
+    def __call__(self, schema: Any, depth: int = _DEEPEST) -> bool:
+        schema = self.resolved(schema)
+        if not isinstance(schema, Mapping) or depth == 0 or not self.has_room(schema):
+            return True
+        if choices := _choices(schema):
+            return any(isinstance(choice, str) for choice in choices)
+        if types := _types(schema):
+            return "string" in types
+        branches = [branch for key in ("anyOf", "oneOf") for branch in _list(schema.get(key))]
+        return not branches or any(self(branch, depth - 1) for branch in branches)
 
 
-def _coerced(value: Any, schema: Any, root: Any, depth: int) -> Any:
-    schema = _resolved(schema, root)
-    if depth == 0 or not isinstance(schema, Mapping):
+class _Coercion(_Schemas):
+    """One call of `coerce`."""
+
+    def coerced(self, value: Any, schema: Any, depth: int) -> Any:
+        schema = self.resolved(schema)
+        if depth == 0 or not isinstance(schema, Mapping) or not self.has_room(schema, value):
+            return value
+        choices = _choices(schema)
+        if choices:
+            return _one_of(value, choices)
+        branches = [self.resolved(branch) for key in ("anyOf", "oneOf") for branch in _list(schema.get(key))]
+        if branches and "type" not in schema:
+            return self._by_branch(value, branches, depth)
+        for part in _list(schema.get("allOf")):
+            value = self.coerced(value, part, depth - 1)
+        types = _types(schema)
+        if types:
+            value = _typed(value, types)
+        return self._inside(value, schema, depth)
+
+    def _by_branch(self, value: Any, branches: list[Any], depth: int) -> Any:
+        """The value by the first branch that it fits, else by the first one that it can be made to fit."""
+        types = list(dict.fromkeys(kind for branch in branches for kind in _types(branch)))
+        value = _typed(value, types) if types else value
+        for branch in branches:
+            found = self.coerced(value, branch, depth - 1)
+            if _accepts(branch, found):
+                return found
         return value
-    choices = _choices(schema)
-    if choices:
-        return _one_of(value, choices)
-    branches = [_resolved(branch, root) for key in ("anyOf", "oneOf") for branch in _list(schema.get(key))]
-    if branches and "type" not in schema:
-        return _by_branch(value, branches, root, depth)
-    for part in _list(schema.get("allOf")):
-        value = _coerced(value, part, root, depth - 1)
-    types = _types(schema)
-    if types:
-        value = _typed(value, types)
-    return _inside(value, schema, root, depth)
 
-
-def _by_branch(value: Any, branches: list[Any], root: Any, depth: int) -> Any:
-    """The value by the first branch that it fits, else by the first one that it can be made to fit."""
-    types = list(dict.fromkeys(kind for branch in branches for kind in _types(branch)))
-    value = _typed(value, types) if types else value
-    for branch in branches:
-        found = _coerced(value, branch, root, depth - 1)
-        if _accepts(branch, found):
-            return found
-    return value
+    def _inside(self, value: Any, schema: Mapping[str, Any], depth: int) -> Any:
+        """The members of an object or an array, each by its own schema."""
+        if isinstance(value, Mapping):
+            properties = schema.get("properties")
+            known = properties if isinstance(properties, Mapping) else {}
+            other = schema.get("additionalProperties")
+            return {key: self.coerced(item, known.get(key, other), depth - 1) for key, item in value.items()}
+        if isinstance(value, list) and isinstance(schema.get("items"), Mapping):
+            return [self.coerced(item, schema["items"], depth - 1) for item in value]
+        return value
 
 
 def _accepts(branch: Any, value: Any) -> bool:
@@ -97,20 +142,8 @@ def _accepts(branch: Any, value: Any) -> bool:
     types = _types(branch)
     if types and not any(_is(value, kind) for kind in types):
         return False
-    required = [key for key in _list(branch.get("required")) if isinstance(key, str)]
+    required = (key for key in _list(branch.get("required")) if isinstance(key, str))
     return not isinstance(value, Mapping) or all(key in value for key in required)
-
-
-def _inside(value: Any, schema: Mapping[str, Any], root: Any, depth: int) -> Any:
-    """The members of an object or an array, each by its own schema."""
-    if isinstance(value, Mapping):
-        properties = schema.get("properties")
-        known = properties if isinstance(properties, Mapping) else {}
-        other = schema.get("additionalProperties")
-        return {key: _coerced(item, known.get(key, other), root, depth - 1) for key, item in value.items()}
-    if isinstance(value, list) and isinstance(schema.get("items"), Mapping):
-        return [_coerced(item, schema["items"], root, depth - 1) for item in value]
-    return value
 
 
 def _typed(value: Any, types: list[str]) -> Any:
@@ -205,9 +238,9 @@ def _one_of(value: Any, choices: list[Any]) -> Any:
     """The choice that the value is, or whose text it is."""
     if any(value == choice and isinstance(value, bool) == isinstance(choice, bool) for choice in choices):
         return value
+    said = value.strip() if isinstance(value, str) else _to_text(value)
     for choice in choices:
         text = choice if isinstance(choice, str) else _to_text(choice)
-        said = value.strip() if isinstance(value, str) else _to_text(value)
         if (isinstance(text, str) and text == said) or (choice is None and said in ("null", "None")):
             return choice
         if isinstance(choice, bool) and _to_boolean(value) is choice:
@@ -223,15 +256,6 @@ def _types(schema: Any) -> list[str]:
     kinds = schema.get("type") if isinstance(schema, Mapping) else None
     found = [kinds] if isinstance(kinds, str) else _list(kinds)
     return [kind for kind in found if isinstance(kind, str)]
-
-
-def _resolved(schema: Any, root: Any) -> Any:
-    """The schema that a chain of local references ends at; None where it leads nowhere."""
-    for _ in range(_DEEPEST):
-        if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
-            return schema
-        schema = _at(root, schema["$ref"])
-    return None
 
 
 def _at(root: Any, reference: str) -> Any:

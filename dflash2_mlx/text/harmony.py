@@ -11,13 +11,13 @@ from .parts import Caller, Content, Flow, Part, Reasoning, merged
 from .tools import ToolFormat
 
 _HEADER, _BODY, _GAP = "header", "body", "gap"
-_MESSAGE = "<|message|>"
+_MESSAGE, _CALL = "<|message|>", "<|call|>"
 # A header may also begin with the recipient: the prompt ends with the role, before which it may stand.
 _OPENINGS = ("<|channel|>", "<|start|>", "<|constrain|>", "to=")
 _TRANSITIONS = {
     START: [*((opening, _HEADER) for opening in _OPENINGS), (_MESSAGE, _BODY)],
     _HEADER: [(_MESSAGE, _BODY)],
-    _BODY: [("<|end|>", _GAP), ("<|call|>", _GAP), ("<|return|>", _GAP), ("<|start|>", _HEADER)],
+    _BODY: [("<|end|>", _GAP), (_CALL, _GAP), ("<|return|>", _GAP), ("<|start|>", _HEADER)],
     _GAP: [("<|start|>", _HEADER), ("<|channel|>", _HEADER), (_MESSAGE, _BODY)],
 }
 _BETWEEN_MESSAGES = "\n\n"
@@ -31,6 +31,7 @@ class HarmonyParser:
         self._content = Flow(exact=True)
         self._reasoning = Flow(exact=False)
         self._body = ""  # of a message that may be a call
+        self._between = ""  # what stands after a message, with no header
         # The message that the prompt leaves open, where there is one.
         _, opened, last = prompt_text.rpartition("<|start|>")
         header, has_body, _ = last.partition(_MESSAGE) if opened else ("", "", "")
@@ -58,10 +59,20 @@ class HarmonyParser:
                 self._body += one.text
             elif one.state == _BODY and self._channel == "analysis":
                 yield Reasoning(self._reasoning.add(one.text))
-            elif one.state != _GAP or one.text.strip():
+            elif one.state == _GAP:
+                yield Content(self._content.add(self._said_between(one.text)))
+            else:
                 yield Content(self._content.add(one.text))
 
+    def _said_between(self, text: str) -> str:
+        """Blanks after a message are not said, unless something follows them that is no header."""
+        before, self._between = self._between, self._between + text
+        if before.strip():
+            return text
+        return self._between if self._between.strip() else ""
+
     def _at(self, marker: Marker) -> Iterator[Part]:
+        self._between = ""
         if marker.before == _BODY:
             yield from self._end_message(marker.text if marker.after == _GAP else "")
         if marker.after == _HEADER:
@@ -78,7 +89,8 @@ class HarmonyParser:
     def _called(self, closing: str) -> Iterator[Part]:
         if not self._recipient:
             return
-        call = self._call()
+        # A call without arguments has none, or was cut off before them: only its end can tell.
+        call = self._call() if self._body.strip() or closing == _CALL else None
         if call is None:
             yield Content(self._content.add(self._header + _MESSAGE + self._body + closing))
         else:

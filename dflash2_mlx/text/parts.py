@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,16 +113,30 @@ class Caller:
         return known if known and len(known) == len(found) else None
 
     def call(self, name: str, arguments: Any) -> Call | None:
-        """A call by name; None where there is no such tool or the arguments are no object."""
+        """A call by name; None where there is no such tool or the arguments are no object of JSON."""
         given = arguments_of(arguments)
         if name not in self._schemas or given is None:
             return None
-        return Call(name, coerce(given, self._schemas[name]))
+        sendable = _sendable(coerce(given, self._schemas[name]))
+        return None if sendable is None else Call(name, sendable)
 
     def _call(self, parsed: Any) -> Call | None:
         if not isinstance(parsed, Mapping) or not isinstance(parsed.get("name"), str):
             return None
         return self.call(parsed["name"], parsed.get("arguments", parsed.get("parameters")))
+
+
+def _sendable(arguments: dict[str, Any]) -> dict[str, Any] | None:
+    """Arguments that can be sent: without halves of characters, which no encoding has; None where JSON has no word.
+
+    That is for numbers that are not finite, which Python's reader takes, and for what only Python has.
+    """
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        whole: dict[str, Any] = json.loads(text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return whole
 
 
 def merged(parts: Iterable[Part]) -> list[Part]:

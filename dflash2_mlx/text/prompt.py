@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import RequestError
+from .begun import begun_turn, gone_on_with
 from .described import described
 from .folds import Messages, forms, one_call_each, short_ids
-from .messages import content_text, prepare
+from .messages import prepare
 from .reasoning import thinking_markers
-from .template import ChatTemplate, unmarked
+from .template import ChatTemplate, Known, unmarked
 
 # Stands for a message that may be any: a noncharacter, so that no real message begins as it does.
 _ANY = "\ufdd1"
-# So much of a system message must be in the prompt (templates trim its ends).
-_SEEN = 32
+_NOTHING_KNOWN = Known("", "", ())
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,16 @@ class Prompt:
     """`text` as one would print it, its token ids, and borders between messages: positions in the ids, rising.
 
     A border at n says that ids[:n] are likely to begin other prompts: those of other conversations with the same
-    system message and tools, and the next ones of this conversation. There may be none.
+    system message and tools, and the next ones of this conversation. There may be none. `marked` is the text as
+    `ChatTemplate.known` takes it, and `template_text` the part of it that is before what the assistant has begun: its
+    end tells what the answer begins in. Both are empty for a prompt that no template made.
     """
 
     text: str
     ids: list[int]
     borders: tuple[int, ...]
+    marked: str = ""
+    template_text: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,51 +55,33 @@ def build_prompt(
     reasoning: str | None = None,
     lenient: bool = True,
     extra: Mapping[str, Any] | None = None,
-    known: Iterable[tuple[str, Sequence[int]]] = (),
+    known: Iterable[Known] = (),
     continue_final: bool = False,
 ) -> Prompt:
     """The prompt that asks for the next message; with `continue_final`, for the rest of a last one of the assistant's.
 
     `messages` and `tools` are as in `Inference`; `reasoning`, `lenient` and `extra` as in `ChatTemplate.render`.
-    `known` are (text, ids) of earlier prompts with their answers: the longest that this prompt begins with keeps its
-    ids (see `ChatTemplate.encode`). Raises RequestError where a message is wrong (param names the place), or where
+    `known` are earlier prompts with their answers: the longest that this prompt begins with keeps its ids (see
+    `ChatTemplate.encode`). Raises RequestError where a message is wrong (param names the place), or where
     the chat template refuses the messages in every form (param "messages", the template's own words).
     """
     arguments = template.arguments(reasoning, lenient=lenient, extra=extra)
-    begun = _begun(messages) if continue_final else ""
-    rendered = _rendered(template, messages[:-1] if begun else messages, tools, arguments)
-    if begun:
-        rendered = replace(rendered, text=_opened(template, rendered.text) + template.guard(begun))
-    plain = unmarked(rendered.text)
-    fitting = [(text, ids) for text, ids in known if text and plain.startswith(text)]
-    text, known_ids = max(fitting, key=lambda one: len(one[0]), default=("", ()))
-    ids = template.encode(rendered.text, known_text=text, known_ids=known_ids)
-    found = {_shared_beginning(template, rendered, ids), _end_of_messages(template, rendered, ids)}
-    return Prompt(plain, ids, tuple(sorted(border for border in found if 0 < border < len(ids))))
-
-
-def _begun(messages: Sequence[Mapping[str, Any]]) -> str:
-    """What the assistant has begun to say in the last message, which calls no tool; empty where it has not."""
-    last: Mapping[str, Any] = messages[-1] if len(messages) > 1 else {}
-    if last.get("role") != "assistant" or last.get("tool_calls"):
-        return ""
-    return content_text(last.get("content"), f"messages[{len(messages) - 1}].content")
-
-
-def _opened(template: ChatTemplate, text: str) -> str:
-    """A prompt up to where what is said begins: thinking that it has opened is closed."""
-    start, end = thinking_markers(template.tokenizer)
-    return f"{text.rstrip()}\n\n{end}\n\n" if text.rstrip().endswith(start) else text
+    prepared = prepare(messages, thinking=thinking_markers(template.tokenizer))
+    begun = begun_turn(prepared) if continue_final else None
+    rendered = _rendered(template, prepared[:-1] if begun else prepared, tools, arguments)
+    opening, marked = gone_on_with(template, rendered.text, begun) if begun else (rendered.text, rendered.text)
+    best = max(known, key=lambda one: template.end_of_known(marked, one.prompt, one.answer), default=_NOTHING_KNOWN)
+    ids = template.encode(marked, known_prompt=best.prompt, known_text=best.answer, known_ids=best.ids)
+    found = {_shared_beginning(template, rendered, ids), _end_of_messages(template, rendered, marked, ids)}
+    borders = tuple(sorted(border for border in found if 0 < border < len(ids)))
+    return Prompt(unmarked(marked), ids, borders, marked, opening)
 
 
 def _rendered(
-    template: ChatTemplate,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]],
-    arguments: dict[str, Any],
+    template: ChatTemplate, messages: Messages, tools: Sequence[Mapping[str, Any]], arguments: dict[str, Any]
 ) -> _Rendered:
-    """By the first form of the messages that the template takes and of which it leaves no system message out."""
-    adapted, tools = _adapted(template, prepare(messages, thinking=thinking_markers(template.tokenizer)), tools)
+    """By the first form of the messages that the template takes and whose system messages it leaves where they are."""
+    adapted, tools = _adapted(template, messages, tools)
     guarded_tools = template.guarded(tools)
     refusal: RequestError | None = None
     incomplete: _Rendered | None = None
@@ -107,7 +93,7 @@ def _rendered(
             refusal = error
             continue
         rendered = _Rendered(text, guarded, guarded_tools, arguments)
-        if _tells_all(rendered):
+        if _tells_all(template, rendered):
             return rendered
         incomplete = incomplete or rendered
     if incomplete is None:
@@ -156,10 +142,36 @@ def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "thinking": thought}
 
 
-def _tells_all(rendered: _Rendered) -> bool:
-    """Whether every system message is in the prompt: some templates leave those out that they do not expect."""
-    system = [message["content"] for message in rendered.messages if message["role"] == "system"]
-    return all(content.strip()[:_SEEN] in rendered.text for content in system)
+def _tells_all(template: ChatTemplate, rendered: _Rendered) -> bool:
+    """Whether every system message is in the prompt, a later one behind what was said before it.
+
+    Some templates leave those out that they do not expect; others gather them at the front, where a later one would
+    change all that follows. A sign behind each message's text shows where the template puts it.
+    """
+    last = max((i for i, message in enumerate(rendered.messages) if message["role"] == "system"), default=-1)
+    if last < 0:
+        return True
+    signed = [_signed(message, i) for i, message in enumerate(rendered.messages[: last + 2])]
+    try:
+        text = template.apply(signed, tools=rendered.tools, arguments=rendered.arguments)
+    except RequestError:  # it takes the conversation as a whole only
+        system = (message["content"] for message in rendered.messages if message["role"] == "system")
+        return all(content.strip() in rendered.text for content in system)
+    furthest = -1
+    for i, message in enumerate(signed):
+        place = text.find(_sign(i))
+        if message["role"] == "system" and message["content"] and place <= furthest:
+            return False
+        furthest = max(furthest, place)
+    return True
+
+
+def _signed(message: dict[str, Any], number: int) -> dict[str, Any]:
+    return {**message, "content": message["content"] + _sign(number)} if message["content"].strip() else message
+
+
+def _sign(number: int) -> str:
+    return f"{_ANY}{number}{_ANY}"
 
 
 def _shared_beginning(template: ChatTemplate, rendered: _Rendered, ids: list[int]) -> int:
@@ -178,12 +190,12 @@ def _shared_beginning(template: ChatTemplate, rendered: _Rendered, ids: list[int
     return _common(template.encoded(head[:end] if end else head), tuple(ids))
 
 
-def _end_of_messages(template: ChatTemplate, rendered: _Rendered, ids: list[int]) -> int:
-    """Tokens before those that open the answer; 0 where the template writes none."""
+def _end_of_messages(template: ChatTemplate, rendered: _Rendered, marked: str, ids: list[int]) -> int:
+    """Tokens before those that open the answer, and of what it has begun; 0 where the template opens it by none."""
     opening = template.generation_prompt(json.dumps(rendered.arguments, sort_keys=True, default=str))
     if not opening or not rendered.text.endswith(opening):
         return 0
-    tail = template.encode(opening)
+    tail = template.encode(marked[len(rendered.text) - len(opening) :])
     return len(ids) - len(tail) if ids[-len(tail) :] == tail else 0
 
 

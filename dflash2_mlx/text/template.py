@@ -11,7 +11,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import RequestError
 from .effort import Effort
@@ -32,6 +32,14 @@ RESERVED = frozenset((*_PROMPT_OPTIONS, *_OTHER_OPTIONS, *_NEWER_OPTIONS))
 _HEADS = 16
 
 
+class Known(NamedTuple):
+    """How later prompts may begin: a rendered prompt, marked, and the answer to it as text. `ids` are those of both."""
+
+    prompt: str
+    answer: str
+    ids: Sequence[int]
+
+
 class ChatTemplate:
     """The chat template of one tokenizer (mlx-lm's `TokenizerWrapper`).
 
@@ -49,7 +57,9 @@ class ChatTemplate:
         self._effort = Effort(self.source, python_switch)
         self._controls = control_tokens(tokenizer, self.source)
         self._plain = _any_of(self._controls)
-        self._marked = _any_of([token[:1] + MARK + token[1:] for token in self._controls])
+        marked = [token[:1] + MARK + token[1:] for token in self._controls]
+        self._marked = _any_of(marked)
+        self._either = _any_of([*self._controls, *marked])
         # A tokenizer keeps `split_special_tokens` from call to call: of two threads one would encode the other's way.
         self._lock = threading.Lock()
 
@@ -137,14 +147,17 @@ class ChatTemplate:
             ) from error
         return str(text)
 
-    def encode(self, text: str, *, known_text: str = "", known_ids: Sequence[int] = ()) -> list[int]:
+    def encode(
+        self, text: str, *, known_prompt: str = "", known_text: str = "", known_ids: Sequence[int] = ()
+    ) -> list[int]:
         """Token ids of a rendered text; what was marked becomes plain characters.
 
-        Where the text begins with `known_text` (unmarked), the ids of that part are `known_ids`: the tokens
-        that a model chose need not be those that its text is encoded to, and the caches hold the former.
+        Where the text begins with a known prompt and answer (see `end_of_known`), the ids of that part are
+        `known_ids`: the tokens that a model chose need not be those that its text is encoded to, and the caches hold
+        the former.
         """
-        if known_text and unmarked(text).startswith(known_text):
-            return [*known_ids, *self.encode(text[_position(text, len(known_text)) :])]
+        if end := self.end_of_known(text, known_prompt, known_text):
+            return [*known_ids, *self.encode(text[end:])]
         ids: list[int] = []
         start = 0
         for found in self._marked.finditer(text):
@@ -152,6 +165,36 @@ class ChatTemplate:
             ids += self._encode_plainly(found[0].replace(MARK, ""))
             start = found.end()
         return ids + self._encode(text[start:])
+
+    def known(self, prompt: str, ids: Sequence[int], answer: str, tokens: Sequence[int]) -> Known | None:
+        """A rendered prompt with its answer, for the prompts to come; None where text and tokens do not correspond.
+
+        They do not where a stop string cut the text inside a token, or where the model spelt out a control token in
+        plain characters: beside a template's own token of that name the text would look the same.
+        """
+        spoken = list(tokens)
+        if spoken and spoken[-1] in self.tokenizer.eos_token_ids:
+            spoken.pop()
+        controls = sum(token in self._known_ids for token in spoken)
+        if self.tokenizer.decode(spoken) != answer or len(self._plain.findall(answer)) != controls:
+            return None
+        return Known(prompt, answer, [*ids, *spoken])
+
+    def end_of_known(self, text: str, prompt: str, answer: str) -> int:
+        """Where a rendered text goes on after a known prompt and its answer; 0 where it does not begin with them.
+
+        The prompt must be there with the same marks. The answer may have others: what the model wrote as control
+        tokens comes back from a client as text.
+        """
+        if not text.startswith(prompt):
+            return 0
+        start = len(prompt)
+        end = start + _position(text[start:], len(answer))
+        if unmarked(text[start:end]) != answer:
+            return 0
+        around = (found for found in self._either.finditer(text, start) if found.end() > end)
+        after = next(around, None)  # an answer cut off at "<" does not begin the token that ends another one
+        return end if after is None or after.start() >= end else 0
 
     def reasoning_arguments(self, choice: str | None, *, lenient: bool = False) -> dict[str, Any]:
         """The template's own argument for a choice of reasoning; see `Effort.arguments`, which raises RequestError."""

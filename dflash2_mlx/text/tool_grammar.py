@@ -1,7 +1,7 @@
 """Forced tool calls: a grammar for a model's own call format, such that mlx-lm's parser of that name reads the answer.
 
-A call's arguments follow the tool's schema as far as llguidance has its keywords. One gap is left: a JSON string may
-spell out the marker that ends a call, and then the parse fails, as it does for an answer without a grammar.
+A call's arguments follow the tool's schema as far as llguidance has its keywords. A JSON string may spell out the
+marker that ends a call: the answer parser knows that it is inside one.
 """
 
 from __future__ import annotations
@@ -145,6 +145,7 @@ def _qwen3_coder(tools: Sequence[Tool], parallel: bool, token_id: TokenId) -> st
     ]
     for i, tool in enumerate(tools):
         parts = [_quote(f"<function={tool.name}>\n")]
+        required = frozenset(tool.schema.get("required", ()))
         for j, (name, schema) in enumerate(tool.schema.get("properties", {}).items()):
             if not re.fullmatch(r"[^\s<>]+", name):
                 raise RequestError(
@@ -153,7 +154,7 @@ def _qwen3_coder(tools: Sequence[Tool], parallel: bool, token_id: TokenId) -> st
             rules.append(
                 f"p_{i}_{j}: {_quote(f'<parameter={name}>')} {values.rule(schema, tool.schema)} {_quote(chr(10))}"
             )
-            parts.append(f"p_{i}_{j}" + ("" if name in tool.schema.get("required", ()) else "?"))
+            parts.append(f"p_{i}_{j}" + ("" if name in required else "?"))
         rules.append(f"named_{i}: {' '.join(parts)} {_quote('</function>')}")
     return "\n".join([*rules, *values.terminals()]) + "\n"
 

@@ -11,6 +11,8 @@ from ..errors import RequestError
 from .grammar import json_rule
 
 _DEEPEST = 16  # references and alternatives inside one another
+_MOST = 100_000  # alternatives that are looked at: those that refer to one another may be without end
+_LARGEST = 4_000_000  # characters of rules: every value brings along the definitions that it may refer to
 
 
 class Values:
@@ -22,21 +24,46 @@ class Values:
 
     def __init__(self, ends: Sequence[str]) -> None:
         self._ends = ends
+        self._left, self._room = _MOST, _LARGEST
 
     def rule(self, schema: Any, root: Mapping[str, Any]) -> str:
-        """The value, its newlines and its closing tag. `root` is the schema that references start from."""
+        """The value, its newlines and its closing tag. `root` is the schema that references start from.
+
+        Raises RequestError where a reference leads nowhere, or where the schemas are too much.
+        """
+        found = self._rule(schema, root)
+        self._room -= len(found)
+        if self._room < 0:
+            raise _too_much()
+        return found
+
+    def _rule(self, schema: Any, root: Mapping[str, Any]) -> str:
         schema = _resolved(schema, root)
         end = _quote("\n" + self._ends[0])
         choices = _choices(schema)
         if choices is not None:
             return f'"\\n" ({" | ".join(_quote(choice) for choice in choices)}) {end}'
-        if _may_be("string", schema, root, _DEEPEST):
-            return '"\\n" ANYTHING' if _may_be("null", schema, root, _DEEPEST) else '"\\n" TEXT'
+        if self._may_be("string", schema, root, _DEEPEST):
+            return '"\\n" ANYTHING' if self._may_be("null", schema, root, _DEEPEST) else '"\\n" TEXT'
         if schema.get("type") == "boolean":
             # Templates that show an argument as Python's text taught the capitals; the parser takes both.
             return f'"\\n" ("true" | "false" | "True" | "False") {end}'
         definitions = {name: root[name] for name in ("$defs", "definitions") if name in root}
         return f'"\\n" {json_rule({**definitions, **schema}, lenient=True)} {end}'
+
+    def _may_be(self, kind: str, schema: Any, root: Mapping[str, Any], depth: int) -> bool:
+        """Whether a schema allows some value of that type; true where it does not say."""
+        self._left -= 1
+        if self._left < 0:
+            raise _too_much()
+        schema = _resolved(schema, root)
+        kinds = schema.get("type")
+        if kinds is not None:
+            return kind in ([kinds] if isinstance(kinds, str) else kinds)
+        for keyword in ("anyOf", "oneOf"):
+            if keyword in schema and depth:
+                return any(self._may_be(kind, branch, root, depth - 1) for branch in schema[keyword])
+        return True
 
     def terminals(self) -> list[str]:
         """What the rules stand on. The parser takes the text null for no value: where there must be one, it is none."""
@@ -57,16 +84,8 @@ def _choices(schema: Mapping[str, Any]) -> list[str] | None:
     return [value if isinstance(value, str) else json.dumps(value) for value in values]
 
 
-def _may_be(kind: str, schema: Any, root: Mapping[str, Any], depth: int) -> bool:
-    """Whether a schema allows some value of that type; true where it does not say."""
-    schema = _resolved(schema, root)
-    kinds = schema.get("type")
-    if kinds is not None:
-        return kind in ([kinds] if isinstance(kinds, str) else kinds)
-    for keyword in ("anyOf", "oneOf"):
-        if keyword in schema and depth:
-            return any(_may_be(kind, branch, root, depth - 1) for branch in schema[keyword])
-    return True
+def _too_much() -> RequestError:
+    return RequestError("the schemas of the tools are too intricate to be enforced: simplify them", param="tools")
 
 
 def _resolved(schema: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:

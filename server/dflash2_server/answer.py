@@ -30,7 +30,8 @@ class WholeText:
 class RunningAnswer:
     """An answer from the engine (`inference.Answer`), and the listener of its job (`engine.job.Listener`).
 
-    `cancel` ends the job. With `single_call` the answer ends after its first tool call.
+    `cancel(enough)` ends the job. With `single_call` the answer ends after its first tool call. `finished` is told the
+    whole text and its tokens.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class RunningAnswer:
         finished: Callable[[str, Sequence[int]], None] = lambda text, tokens: None,
     ) -> None:
         self.prompt_tokens = len(run.request.prompt)
-        self.cancel: Callable[[], None] = lambda: None
+        self.cancel: Callable[[bool], None] = lambda enough: None
         self._run, self._parser, self._single_call, self._finished = run, parser, single_call, finished
         self._reasoning = _ReasoningCount(reasoning_end)
         self._loop = loop
@@ -53,7 +54,8 @@ class RunningAnswer:
         self._logprobs: list[TokenLogprobs] = []
         self._text: list[str] = []
         self._tokens: list[int] = []
-        self._last: Done | None = None
+        self._ended: str | None = None  # the finish reason, once it is known
+        self._stats: Stats | None = None
         self._done = False
         self._events = self._run_events()
 
@@ -77,24 +79,25 @@ class RunningAnswer:
     async def aclose(self) -> None:
         """Stop it, wherever it stands; what it has computed stays in the prefix cache."""
         self._done = True
-        self.cancel()
+        self.cancel(False)
         self._queue.put_nowait(None)  # whoever waits for the next event
 
     async def _run_events(self) -> AsyncIterator[Event]:
         while not self._done:
             item = await self._queue.get()
-            if isinstance(item, BaseException):
-                self._done = True
+            if isinstance(item, GenerationStep):
+                for event in self._translate(item):
+                    yield event
+                continue
+            self._done = True
+            if self._ended is not None:  # whole, whatever came after its last step
+                yield self._last(self._ended)
+            elif item is not None:
                 raise item
-            if item is None:
-                if self._last is not None:
-                    yield self._last
-                return
-            for event in self._translate(item):
-                yield event
 
     def _translate(self, step: GenerationStep) -> Iterator[Event]:
-        if self._last is not None:
+        self._stats = step.stats
+        if self._ended is not None:
             return  # what came after the one call that was wanted
         parts = self._parser.feed(step.text)
         if step.finish_reason is not None:
@@ -102,21 +105,24 @@ class RunningAnswer:
         self._text.append(step.text)
         self._tokens += step.tokens
         self._reasoning.add(step.tokens, parts)
-        self._logprobs += step.logprobs or []
-        yield from self._of_parts(parts, step.stats)
-        if step.finish_reason is not None and self._last is None:
+        # An end token has no text to stand beside.
+        self._logprobs += [entry for entry in step.logprobs or [] if entry.token not in self._run.request.eos_token_ids]
+        yield from self._of_parts(parts)
+        if self._ended is None:
+            self._ended = step.finish_reason
+        if self._ended is not None:
             self._finished("".join(self._text), self._tokens)
-            self._last = self._end(step.finish_reason, step.stats)
 
-    def _of_parts(self, parts: Sequence[Part], stats: Stats) -> Iterator[Event]:
+    def _of_parts(self, parts: Sequence[Part]) -> Iterator[Event]:
         last = max((i for i, part in enumerate(parts) if not isinstance(part, Call)), default=-1)
         for i, part in enumerate(parts):
             if isinstance(part, Call):
                 yield ToolCall(self._calls, _call_id(), part.name, json.dumps(part.arguments, ensure_ascii=False))
                 self._calls += 1
+                self._logprobs = []
                 if self._single_call:
-                    self.cancel()
-                    self._last = self._end("stop", stats)
+                    self._ended = "stop"
+                    self.cancel(True)
                     return
                 continue
             logprobs: Sequence[TokenLogprobs] = ()
@@ -124,16 +130,17 @@ class RunningAnswer:
                 logprobs, self._logprobs = self._logprobs, []
             yield Text("reasoning" if isinstance(part, Reasoning) else "content", part.text, logprobs)
 
-    def _end(self, reason: str, stats: Stats) -> Done:
+    def _last(self, reason: str) -> Done:
+        assert self._stats is not None
         called = self._calls > 0 and reason == "stop"
         return Done(
             finish_reason="tool_calls" if called else cast(FinishReason, reason),
             prompt_tokens=self.prompt_tokens,
-            cached_tokens=stats.cached_tokens,
+            cached_tokens=self._stats.cached_tokens,
             completion_tokens=len(self._tokens),
             reasoning_tokens=self._reasoning.count,
-            timings=timings(stats),
-            engine=engine(stats),
+            timings=timings(self._stats),
+            engine=engine(self._stats),
             stop_sequence=self._run.stop_found,
         )
 

@@ -60,7 +60,7 @@ def middleware(settings: ServerSettings) -> list[Middleware]:
         allow_origins=settings.cors_origin,
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "request-id", "retry-after"],
+        expose_headers=["x-request-id", "request-id", "retry-after", responses.SKIPPED_HEADER],
     )
     return [
         Middleware(Envelope),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any, NoReturn
 
@@ -12,6 +13,8 @@ from dflash2_server.errors import WireError, error_response, refusal
 
 # Tool schemas nest some 30 deep; far beyond, recursive code (templates, validators) fails.
 MAX_DEPTH = 128
+# How long a client may send nothing in the middle of its body, in seconds.
+SILENCE_SECONDS = 30.0
 
 
 class Refused(Exception):
@@ -39,8 +42,8 @@ class JsonBodies:
         try:
             body = await self._sound_body(scope, receive)
         except Refused as refused:
-            # The rest of too large a body is not read, so the connection cannot be used again.
-            headers = {"Connection": "close"} if refused.error.status == 413 else {}
+            # The rest of the body is not read, so the connection cannot be used again.
+            headers = {"Connection": "close"} if refused.error.status in (408, 413) else {}
             await error_response(scope, refused.error, headers)(scope, receive, send)
             return
         if body is not None:
@@ -54,6 +57,7 @@ class JsonBodies:
         if not body:
             return body  # no route acts on nothing: the router says what is missing
         _check_type(headers)
+        _check_encoding(headers)
         return sound(body)
 
 
@@ -106,6 +110,12 @@ def _check_type(headers: Headers) -> None:
         raise Refused(415, f"content type {kind!r:.100} is not taken: send application/json")
 
 
+def _check_encoding(headers: Headers) -> None:
+    encoding = ",".join(headers.getlist("content-encoding")).strip()
+    if encoding.lower() not in ("", "identity"):
+        raise Refused(415, f"content encoding {encoding!r:.100} is not taken: send the JSON as it is")
+
+
 def _check_declared(headers: Headers, limit: int) -> None:
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > limit:
@@ -116,7 +126,7 @@ async def _read(receive: Receive, limit: int) -> bytes | None:
     """The whole body, of any number of pieces; None when the client left before its end."""
     pieces, size = [], 0
     while True:
-        message = await receive()
+        message = await _next_piece(receive)
         if message["type"] == "http.disconnect":
             return None
         piece = message.get("body", b"")
@@ -126,6 +136,14 @@ async def _read(receive: Receive, limit: int) -> bytes | None:
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)
+
+
+async def _next_piece(receive: Receive) -> Message:
+    try:
+        async with asyncio.timeout(SILENCE_SECONDS):
+            return await receive()
+    except TimeoutError:
+        raise Refused(408, f"nothing more of the body came for {SILENCE_SECONDS:g} s: send it whole") from None
 
 
 def _too_large(limit: int) -> Refused:

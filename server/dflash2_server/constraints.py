@@ -75,7 +75,7 @@ class Constraints:
         tokenizer: Any = self._pair.tokenizer
         size = self._pair.target.vocab_size
         inner = self._factory.constraint(grammar, vocab_size=size)
-        if silent or not self._ends:
+        if (silent and not inside) or not self._ends:
             return inner
         return AfterReasoning(
             inner,

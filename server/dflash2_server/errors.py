@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 from dflash2_mlx.errors import DFlashError, EngineBusy, ModelNotFound, PromptTooLong, QueueFull, RequestError
+from dflash2_server.strict_json import json_response
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +25,7 @@ _KINDS = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "request_too_large",
     421: "permission_error",
     429: "rate_limit_error",
@@ -29,7 +33,10 @@ _KINDS = {
 }
 _BUSY_SECONDS = 5
 # Kinds of content that come up in the protocols and that no text model reads.
-_NO_TEXT = ("image", "image_url", "input_image", "document", "file", "input_file", "audio", "input_audio", "video")
+_NO_TEXT = (
+    "image", "image_url", "input_image", "document", "file", "input_file", "audio", "input_audio", "video", "base64",
+    "url",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ def wire_error(error: BaseException) -> WireError:
     message = " ".join(str(error).split())
     match error:
         case RequestValidationError():
-            return _from_validation(error.errors())
+            return _from_validation(error.errors(), error.body)
         case PromptTooLong():
             return WireError(400, "invalid_request_error", "context_length_exceeded", message, error.param)
         case RequestError():
@@ -75,6 +82,20 @@ def refusal(status: int, message: str, *, code: str | None = None, param: str | 
     return WireError(status, kind, code, message, param)
 
 
+@contextmanager
+def param_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Tells errors of the service by the fields of a protocol whose names differ: what is inside of one is not told.
+
+    `names` maps the service's names to the protocol's.
+    """
+    try:
+        yield
+    except RequestError as error:
+        field = re.split(r"[.\[]", error.param or "", maxsplit=1)[0]
+        error.param = names.get(field, error.param)
+        raise
+
+
 def openai_body(error: WireError) -> dict[str, Any]:
     return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
 
@@ -93,24 +114,49 @@ def speaks_anthropic(scope: Scope) -> bool:
     return shared and any(name == b"anthropic-version" for name, _ in scope["headers"])
 
 
-def error_response(scope: Scope, error: WireError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+def error_response(scope: Scope, error: WireError, headers: Mapping[str, str] | None = None) -> Response:
     """The response to a request that failed before it began to answer, in the envelope of its protocol."""
     given = dict(headers or {})
     if error.retry_after is not None:
         given["Retry-After"] = str(error.retry_after)
     request_id = scope.get("state", {}).get("request_id")
     body = anthropic_body(error, request_id) if speaks_anthropic(scope) else openai_body(error)
-    return JSONResponse(body, error.status, given)
+    return json_response(body, given, error.status)
 
 
-def _from_validation(errors: Sequence[Any]) -> WireError:
+def _from_validation(errors: Sequence[Any], body: Any) -> WireError:
     """The first thing that a request's schema refuses; a RequestError of one of our validators speaks for itself."""
     first = errors[0]
     raised = first.get("ctx", {}).get("error")
-    param = ".".join(str(part) for part in first["loc"] if part != "body") or None
+    param = ".".join(str(part) for part in _path(first, body)) or None
     if isinstance(raised, RequestError):
         return WireError(400, "invalid_request_error", None, str(raised), raised.param or param)
     return WireError(400, "invalid_request_error", None, f"{param or 'the body'}: {_reason(first)}", param)
+
+
+def _path(first: Mapping[str, Any], body: Any) -> tuple[Any, ...]:
+    """Where in the body an error is. Pydantic's place also has the tags of unions, which are no fields of a request."""
+    place = tuple(first["loc"][1:] if first["loc"][:1] == ("body",) else first["loc"])
+    if not isinstance(body, dict):
+        return place
+    missing = place[-1:] if first["type"] == "missing" else ()
+    paths = list(_paths(body, place[: len(place) - len(missing)]))
+    # A tag may have the name of a field: the right path is the one that leads to what was refused.
+    fitting = (path for path, value in paths if value is first.get("input"))
+    return next(fitting, paths[0][0]) + missing
+
+
+def _paths(value: Any, place: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The ways to read a place with some of its parts left out, and where each leads; those of most parts first."""
+    if not place:
+        yield (), value
+        return
+    part, rest = place[0], place[1:]
+    if (isinstance(value, dict) and part in value) or (
+        isinstance(value, list) and isinstance(part, int) and part < len(value)
+    ):
+        yield from (((part, *path), end) for path, end in _paths(value[part], rest))
+    yield from _paths(value, rest)
 
 
 def _reason(first: Mapping[str, Any]) -> str:

@@ -1,10 +1,23 @@
-"""What every protocol takes beyond its own schema: the `dflash` object of one request."""
+"""What every protocol takes: objects of any JSON and, beyond its own schema, the `dflash` object of one request."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+def _finite(value: dict[str, Any]) -> dict[str, Any]:
+    """1e999 is JSON, and reads as infinity, which no response or template can write again."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        raise ValueError("Input should hold finite numbers only") from None
+    return value
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_finite)]
 
 
 class DFlashOptions(BaseModel):

@@ -8,7 +8,9 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+
+from dflash2_mlx.text.template import Known
 
 _CHARACTERS = 16_000_000  # kept in all: about 32 MB with the ids
 
@@ -19,20 +21,24 @@ class KnownTexts:
     def __init__(self, limit: int = _CHARACTERS) -> None:
         self._limit = limit
         self._size = 0
-        self._ids: OrderedDict[str, array[int]] = OrderedDict()
+        self._ids: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def remember(self, text: str, ids: Sequence[int]) -> None:
-        """Keep a text that ends where an answer ended."""
+    def remember(self, known: Known) -> None:
+        """Keep a prompt with its answer."""
+        key = known.prompt, known.answer
         with self._lock:
-            if self._ids.pop(text, None) is not None:
-                self._size -= len(text)
-            self._ids[text] = array("i", ids)
-            self._size += len(text)
+            if self._ids.pop(key, None) is None:
+                self._size += _characters(key)
+            self._ids[key] = array("i", known.ids)
             while self._size > self._limit:
                 oldest, _ = self._ids.popitem(last=False)
-                self._size -= len(oldest)
+                self._size -= _characters(oldest)
 
-    def __iter__(self) -> Iterator[tuple[str, Sequence[int]]]:
+    def __iter__(self) -> Iterator[Known]:
         with self._lock:
-            return iter(list(self._ids.items()))
+            return iter([Known(prompt, answer, ids) for (prompt, answer), ids in self._ids.items()])
+
+
+def _characters(key: tuple[str, str]) -> int:
+    return sum(map(len, key))

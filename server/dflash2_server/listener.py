@@ -21,6 +21,8 @@ from dflash2_mlx.errors import RequestError
 KEEP_ALIVE_SECONDS = 75
 # Streams have their error event by then; what still hangs is cut.
 GRACE_SECONDS = 10
+# Idle ones count too; who comes beyond gets a 503. Far more than the queue takes.
+MOST_CONNECTIONS = 1000
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -54,6 +56,9 @@ class Server(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 ws="none",
+                # The one that uvicorn always brings: what else it would pick depends on what is installed.
+                http="h11",
+                limit_concurrency=MOST_CONNECTIONS,
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,

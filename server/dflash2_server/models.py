@@ -55,4 +55,11 @@ def openai_model(model: ModelInfo) -> dict[str, Any]:
 def anthropic_model(model: ModelInfo) -> dict[str, Any]:
     created = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     known = {"max_input_tokens": model.context_length} if model.context_length else {}
-    return {"type": "model", "id": model.id, "display_name": model.id, "created_at": created, **known}
+    return {
+        "type": "model",
+        "id": model.id,
+        "display_name": model.id,
+        "created_at": created,
+        "lifecycle": "active",
+        **known,
+    }

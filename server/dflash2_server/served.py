@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from dflash2_server.answer import RunningAnswer, WholeText
 from dflash2_server.constraints import Constraints
 from dflash2_server.inference import Inference, ModelInfo
 from dflash2_server.known_texts import KnownTexts
+
+Later = Callable[[Callable[[], None]], None]
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,14 @@ class ServedPair:
             continue_final=inference.continue_final,
         )
 
-    def prepare(self, inference: Inference, loop: asyncio.AbstractEventLoop) -> Prepared:
-        """The job of a request, and its answer, which gives its events on `loop`. Raises RequestError."""
+    def prepare(self, inference: Inference, loop: asyncio.AbstractEventLoop, later: Later) -> Prepared:
+        """The job of a request, and its answer, which gives its events on `loop`. Raises RequestError.
+
+        What remains to be done at the answer's end is given to `later`, since it may take a while.
+        """
         prompt = self.prompt(inference)
         chat = inference.prompt is None
-        inside = chat and prompt.text.rstrip().endswith(thinking_markers(self._tokenizer)[0])
+        inside = chat and prompt.template_text.rstrip().endswith(thinking_markers(self._tokenizer)[0])
         run = TextRun(
             self.pair,
             prompt.ids,
@@ -97,7 +102,7 @@ class ServedPair:
             loop,
             single_call=bool(tools) and not inference.parallel_tool_calls,
             reasoning_end=getattr(self._tokenizer, "think_end_tokens", None) or (),
-            finished=lambda text, tokens: self._remember(prompt, text, tokens),
+            finished=lambda text, tokens: later(lambda: self._remember(prompt, text, tokens)),
         )
         return Prepared(Job(self.pair, run.request, answer, borders=frozenset(prompt.borders)), answer)
 
@@ -107,7 +112,7 @@ class ServedPair:
 
     def _parser(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> Parser:
         assert self._template is not None, "a chat has a template"
-        return answer_parser(self._tokenizer, prompt.text, tools=tools, calls=self._template.tool_format)
+        return answer_parser(self._tokenizer, prompt.template_text, tools=tools, calls=self._template.tool_format)
 
     def token_text(self, token: int) -> str:
         return str(self._tokenizer.decode([token]))
@@ -135,12 +140,11 @@ class ServedPair:
         return parameters
 
     def _remember(self, prompt: Prompt, text: str, tokens: Sequence[int]) -> None:
-        spoken = list(tokens)
-        if spoken and spoken[-1] in self._tokenizer.eos_token_ids:
-            spoken.pop()
-        # A stop string cuts the text inside a token: then ids and text do not correspond.
-        if prompt.text and self._tokenizer.decode(spoken) == text:
-            self._known.remember(prompt.text + text, [*prompt.ids, *spoken])
+        if self._template is None or not prompt.marked:
+            return  # the prompts that no template makes are not looked up either
+        known = self._template.known(prompt.marked, prompt.ids, text, tokens)
+        if known is not None:
+            self._known.remember(known)
 
 
 def model_id(name: str) -> str:

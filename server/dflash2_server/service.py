@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from dflash2_mlx.engine.worker import Engine, EngineOptions
@@ -19,6 +20,7 @@ from dflash2_server.served import ServedPair
 T = TypeVar("T")
 
 ANY_NAME = "*"
+_CLOSING = "the server is shutting down"
 
 
 class EngineService:
@@ -30,13 +32,19 @@ class EngineService:
         self._aliases = settings.alias
         # Tokenizers encode with settings of their own object: one thread at a time, and never the event loop's.
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
+        self._coming = 0  # requests on their way through that thread
 
     async def submit(self, inference: Inference) -> RunningAnswer:
         """See `inference.Service`."""
         self.model(inference.model)
+        self.engine.check_room(self._coming)
         loop = asyncio.get_running_loop()
-        prepared = await self._aside(lambda: self.served.prepare(inference, loop))
-        prepared.answer.cancel = lambda: self.engine.cancel(prepared.job)
+        self._coming += 1
+        try:
+            prepared = await self._aside(lambda: self.served.prepare(inference, loop, self._later))
+        finally:
+            self._coming -= 1
+        prepared.answer.cancel = lambda enough: self.engine.cancel(prepared.job, enough=enough)
         self.engine.submit(prepared.job)
         return prepared.answer
 
@@ -72,10 +80,20 @@ class EngineService:
 
     async def _aside(self, function: Callable[[], T]) -> T:
         try:
-            waiting = asyncio.get_running_loop().run_in_executor(self._text_thread, function)
+            waiting = self._text_thread.submit(function)
         except RuntimeError:  # the thread has been shut down
-            raise EngineBusy("the server is shutting down") from None
-        return await waiting
+            raise EngineBusy(_CLOSING) from None
+        try:
+            return await asyncio.wrap_future(waiting)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if waiting.cancelled() and not (task and task.cancelling()):
+                raise EngineBusy(_CLOSING) from None
+            raise
+
+    def _later(self, function: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the thread has been shut down
+            self._text_thread.submit(function)
 
 
 def open_service(settings: ServerSettings, progress: Progress | None = None) -> EngineService:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from dflash2_server.disconnect import stop, until_left
 from dflash2_server.inference import Answer
+from dflash2_server.strict_json import strict_json
 
 # A proxy must neither store nor gather the events.
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -19,9 +19,7 @@ HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 def frame(data: Mapping[str, Any] | str, *, event: str | None = None) -> str:
     """One event's text. A mapping is sent as JSON (ValueError for NaN and infinities), a text as it is."""
-    text = (
-        data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    )
+    text = data if isinstance(data, str) else strict_json(data)
     head = "" if event is None else f"event: {event}\n"
     # The separators of the format: a lone carriage return would end a line too.
     lines = "".join(f"data: {line}\n" for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"))

@@ -8,12 +8,14 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 router = APIRouter(tags=["status"])
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health() -> dict[str, str]:
     """Liveness: it answers while the process does, whatever the engine is at."""
     return {"status": "ok"}
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", responses={503: {"description": "Requests are not served now."}})
 async def ready(request: Request) -> JSONResponse:
     """Readiness: whether requests are served, and the engine's state or the reason."""

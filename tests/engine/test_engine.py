@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -252,6 +254,9 @@ def test_closing_gives_everybody_an_end(make: Callable[..., Bench]) -> None:
     with pytest.raises(EngineBusy, match="shutting down"):
         bench.ask(tiny.random_prompt(3))
     assert bench.engine.readiness() == (False, "the server is shutting down")
+    totals = bench.engine.totals
+    assert sum(totals.by_reason.values()) == totals.requests == 3
+    assert totals.by_reason == {"error": 3}
 
 
 def test_the_watchdog_ends_what_stands_still_and_the_engine_recovers(make: Callable[..., Bench]) -> None:
@@ -274,6 +279,89 @@ def test_the_watchdog_ends_what_stands_still_and_the_engine_recovers(make: Calla
         assert time.monotonic() < deadline
         time.sleep(0.01)
     assert bench.ask(tiny.random_prompt(5))[1].wait().reasons == ["length"]
+
+
+def test_a_listener_that_fails_at_its_end_harms_nobody(make: Callable[..., Bench]) -> None:
+    bench = make()
+
+    class Fails(Heard):
+        def end(self, error: BaseException | None) -> None:
+            super().end(error)
+            raise ZeroDivisionError
+
+    bench.ask(tiny.random_prompt(5), Fails())[1].wait()
+    assert bench.ask(tiny.random_prompt(5))[1].wait().reasons == ["length"]
+    assert bench.engine.readiness() == (True, "ready")
+
+
+def test_a_failure_of_the_engine_itself_is_survived(
+    make: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = make()
+    fails = iter([True])
+    count = bench.engine.totals.count
+
+    def once(job: Job) -> None:
+        if next(fails, False):
+            raise ZeroDivisionError
+        count(job)
+
+    monkeypatch.setattr(bench.engine.totals, "count", once)
+    bench.ask(tiny.random_prompt(5))
+    assert bench.ask(tiny.random_prompt(5, seed=1))[1].wait().reasons == ["length"]
+
+
+def test_an_engine_that_does_not_run_takes_nothing(make: Callable[..., Bench]) -> None:
+    with pytest.raises(EngineBusy, match="does not run"):
+        Engine().call(lambda: None)
+    with pytest.raises(EngineBusy, match="does not run"):
+        Engine().check_room(0)
+
+
+def test_calls_that_wait_when_the_engine_closes_fail(make: Callable[..., Bench]) -> None:
+    bench = make()
+    held = threading.Event()
+    bench.engine.call(lambda: held.wait(WAIT))
+    waits = bench.engine.call(lambda: None)
+    closing = threading.Thread(target=bench.engine.close)
+    closing.start()
+    while bench.engine.readiness()[0]:
+        time.sleep(0.001)
+    held.set()
+    closing.join(WAIT)
+    with pytest.raises(EngineBusy):
+        waits.result(WAIT)
+
+
+def test_nothing_of_a_request_stays_behind(make: Callable[..., Bench]) -> None:
+    bench = make(cache_bytes=0)
+    gc.disable()
+    try:
+        for prompt, gate in ((tiny.random_prompt(9), lambda: None), (tiny.random_prompt(9), _fail)):
+            job, heard = bench.ask(prompt, Heard(gate))
+            while job.state is None and not heard.finished.is_set():
+                time.sleep(0.0005)
+            state = weakref.ref(job.state) if job.state else None
+            heard.wait()
+            bench.engine.call(lambda: None).result(WAIT)
+            assert state is None or state() is None
+    finally:
+        gc.enable()
+
+
+def _fail() -> None:
+    raise DecodeError("at fault")
+
+
+def test_what_a_request_costs_is_its_own_time(make: Callable[..., Bench]) -> None:
+    bench = make()
+    for _ in range(2):
+        asked = [bench.ask(tiny.random_prompt(20, seed=i)) for i in range(8)]
+        for _, heard in asked:
+            heard.wait()
+    bench.engine.call(lambda: None).result(WAIT)
+    costs = [job.cost for job, _ in asked]
+    assert bench.engine.totals.service_seconds < 2 * max(costs)
 
 
 def test_calls_run_on_the_engines_thread_and_hand_errors_back(make: Callable[..., Bench]) -> None:

@@ -14,6 +14,7 @@ import pytest
 from dflash2_mlx.decode.generate import generate_tokens
 from dflash2_mlx.decode.request import make_request
 from dflash2_mlx.decode.state import DecodeState
+from dflash2_mlx.drafter.propose import Drafter, Proposal
 from dflash2_mlx.engine.job import snapshot_points
 from dflash2_mlx.engine.prefix_cache import PrefixCache
 from dflash2_mlx.engine.prefix_tree import Node, common_prefix
@@ -44,6 +45,18 @@ def pair(request: pytest.FixtureRequest, folder: Path) -> Pair:
     return pair_of(request.param, folder)
 
 
+class Watched:
+    """A drafter that notes what it drafts."""
+
+    def __init__(self, drafter: Drafter, drafts: list[list[int]]) -> None:
+        self._drafter, self._drafts = drafter, drafts
+
+    def propose(self, *args: Any, **options: Any) -> Proposal:
+        proposal = self._drafter.propose(*args, **options)
+        self._drafts.append(proposal.tokens.tolist())  # type: ignore[arg-type]
+        return proposal
+
+
 class Run:
     """A request on a state of the cache, which stores it afterwards, as the engine does."""
 
@@ -67,7 +80,9 @@ class Run:
         )
         request = replace(request, borders=points, at_border=lambda state: cache.store(pair, state))
         self.stats = pair.new_stats(request.block_size, request.verify_mode)
-        steps = list(generate_tokens(pair.target, pair.drafter, request, restored.state, self.stats))
+        self.drafts: list[list[int]] = []
+        watched = Watched(pair.drafter, self.drafts) if pair.drafter else None
+        steps = list(generate_tokens(pair.target, watched, request, restored.state, self.stats))
         self.tokens = [token for step in steps for token in step.tokens]
         self.accepted = [step.accepted for step in steps]
         cache.store(pair, restored.state)
@@ -110,24 +125,48 @@ def test_an_exact_hit_runs_the_end_again_and_accepts_as_the_first(pair: Pair) ->
     first, second = (Run(cache, pair, prompt, max_tokens=40) for _ in range(2))
     assert 70 - 17 <= second.cached <= 69
     assert second.tokens == first.tokens
-    assert second.accepted == first.accepted
+    assert second.drafts == first.drafts
 
 
 @pytest.mark.parametrize("engine", ["dflash2", "mixed", "dflash"])
-def test_the_drafters_context_after_a_hit_is_the_cold_one(engine: str, folder: Path) -> None:
-    pair = pair_of(DENSE, folder, engine)
+@pytest.mark.parametrize("kind", [DENSE, HYBRID])
+def test_the_drafters_context_after_a_hit_is_the_cold_one(kind: str, engine: str, folder: Path) -> None:
+    pair = pair_of(kind, folder, engine)
     cache = PrefixCache(ROOM)
     prompt = tiny.random_prompt(120)
-    Run(cache, pair, prompt, max_tokens=50)
-    for cut in (prompt, prompt[:100], [*prompt[:90], *tiny.random_prompt(20, seed=5)]):
-        warm, fresh = cache.restore(pair, cut), cold(pair, cut, max_tokens=1)
-        assert warm.state.tokens
-        context = warm.state.context
-        assert context is not None
-        assert fresh.state.context is not None
-        if context.end == len(warm.state.tokens) and not context.missing(context.end):
-            run, again = Run(cache, pair, cut, max_tokens=30), cold(pair, cut, max_tokens=30)
-            assert (run.tokens, run.accepted) == (again.tokens, again.accepted)
+    Run(cache, pair, prompt, max_tokens=50, borders={90})
+    for cut in (prompt, [*prompt[:90], *tiny.random_prompt(20, seed=5)]):
+        run, again = Run(cache, pair, cut, max_tokens=30), cold(pair, cut, max_tokens=30)
+        assert run.cached >= 90
+        assert (run.tokens, run.accepted, run.drafts) == (again.tokens, again.accepted, again.drafts)
+
+
+@pytest.mark.parametrize("kind", [DENSE, HYBRID])
+def test_an_unbounded_context_outlives_the_leaf_that_held_it(kind: str, folder: Path) -> None:
+    pair, cache = pair_of(kind, folder, "dflash"), PrefixCache(ROOM)
+    prompt = tiny.random_prompt(150)
+    Run(cache, pair, prompt, borders={60, 120})
+    for length in (60, 120):
+        cache.restore(pair, [*prompt[:length], 0])  # used later than the leaf
+    cache.limit = cache.figures.nbytes - 1
+    cache._shrink()
+    assert cache.figures.evictions == 1
+    cache.limit = ROOM
+    again = Run(cache, pair, prompt)
+    assert again.cached == 120
+    assert again.drafts == cold(pair, prompt).drafts
+
+
+def test_branches_take_no_more_memory_than_is_counted(folder: Path) -> None:
+    pair, cache = pair_of(DENSE, folder), PrefixCache(ROOM)
+    shared = tiny.random_prompt(2000)
+    for i in range(4):
+        Run(cache, pair, [*shared[: 2000 - 300 * i], i, *tiny.random_prompt(10, seed=i)], max_tokens=1)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    counted = cache.figures.nbytes
+    cache.drop(pair)
+    assert before - mx.get_active_memory() < 1.15 * counted + 16384 * 200
 
 
 def test_targets_with_states_are_taken_up_at_marks_only(folder: Path) -> None:

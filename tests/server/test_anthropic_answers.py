@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from anthropic.types import Message
 
 from dflash2_mlx.errors import DecodeError, EngineBusy
 from dflash2_server.anthropic.blocks import BlockStream
-from dflash2_server.inference import Text
+from dflash2_server.inference import Text, ToolCall
 from tests.server import doubles
 from tests.server.anthropic_running import CALL, MESSAGE, RICH, WEATHER, events_of, post
 
@@ -103,6 +105,48 @@ def test_a_stream_has_its_events_in_order() -> None:
     assert (last["timings"], last["dflash"]) == (doubles.TIMINGS, doubles.ENGINE)
     assert events[-1] == {"type": "message_stop"}
     assert service.closed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ('{"a": NaN, "b": [-Infinity, 1.5]}', {"a": None, "b": [None, 1.5]}),
+        ('{"a": 1e999}', {"a": None}),
+        ('{"a": "\\ud83d"}', {"a": "?"}),
+        ("{'a'", {"input": "{'a'"}),
+        ("[1]", {"input": "[1]"}),
+        ('{"a": ' + "9" * 5000 + "}", {"input": '{"a": ' + "9" * 5000 + "}"}),
+        ('{"a": ' * 300 + "1" + "}" * 300, {"input": '{"a": ' * 300 + "1" + "}" * 300}),
+    ],
+    ids=range(7),
+)
+def test_a_call_of_any_arguments_is_an_answer(arguments: str, given: dict[str, Any]) -> None:
+    service = doubles.ScriptedService([ToolCall(0, "call_1", "weather", arguments), doubles.done("tool_calls")])
+    whole = post(service, MESSAGE)
+    assert whole.status_code == 200, whole.text
+    assert whole.json()["content"][0]["input"] == given
+    (delta,) = [
+        event["delta"]
+        for event in events_of(post(service, MESSAGE | {"stream": True}).text)
+        if event["type"] == "content_block_delta"
+    ]
+    assert json.loads(delta["partial_json"], parse_constant=pytest.fail) == given
+
+
+@pytest.mark.parametrize("kind", [{"type": "adaptive"}, {"type": "enabled", "budget_tokens": 9}])
+def test_thinking_that_is_not_to_be_shown_is_an_empty_block(kind: dict[str, Any]) -> None:
+    asked = MESSAGE | {"thinking": kind | {"display": "omitted"}}
+    service = doubles.ScriptedService(RICH)
+    whole = post(service, asked).json()
+    assert [block.type for block in Message.model_validate(whole).content] == ["thinking", "text", *["tool_use"] * 2]
+    assert whole["content"][0] == {"type": "thinking", "thinking": "", "signature": ""}
+    streamed = post(service, asked | {"stream": True}).text
+    first = [event for event in events_of(streamed) if event.get("index") == 0]
+    assert [event["type"] for event in first] == ["content_block_start", "content_block_delta", "content_block_stop"]
+    assert first[1]["delta"] == {"type": "signature_delta", "signature": ""}
+    assert "Let me" not in streamed
+    shown = post(service, MESSAGE | {"thinking": kind | {"display": "summarized"}}).json()
+    assert shown["content"][0]["thinking"] == "Let me see."
 
 
 def test_an_empty_answer_has_no_block() -> None:

@@ -131,7 +131,15 @@ def test_a_json_schema_becomes_the_grammar(field: str) -> None:
         ({"tools": [{"name": "bare"}]}, "'bare' has no input_schema"),
         ({"tools": [WEATHER | {"name": ""}]}, "tools.0.name"),
         ({"tool_choice": {"type": "sometimes"}}, "'sometimes'"),
-        ({"tool_choice": {"type": "tool"}}, "tool_choice.tool.name"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice is 'any' and no tools are offered"),
+        ({"tool_choice": {"type": "any"}, "tools": []}, "no tools are offered"),
+        (
+            {"tool_choice": {"type": "tool", "name": "time"}},
+            "tool_choice names 'time', which is not among the tools: none",
+        ),
+        ({"tool_choice": {"type": "tool", "name": "time"}, "tools": [WEATHER]}, "not among the tools: weather"),
+        ({"thinking": {"type": "adaptive", "display": "some"}}, "thinking.display"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"container": "c"}, "container"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
         ({"stop_sequences": list("abcde")}, "stop_sequences has 5"),
@@ -140,13 +148,13 @@ def test_a_json_schema_becomes_the_grammar(field: str) -> None:
         ({"max_tokens": 0}, "max_tokens: Input should be greater than or equal to 1 (it is 0)"),
         ({"max_tokens": -3}, "-3"),
         ({"top_k": 1.5}, "top_k"),
-        ({"thinking": {"type": "enabled"}}, "thinking.enabled.budget_tokens: Field required"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens: Field required"),
         ({"thinking": {"type": "between_tools"}}, "'between_tools' is not served"),
         ({"output_config": {"effort": "utmost"}}, "'utmost'"),
         ({"output_config": {"format": {"type": "grammar", "schema": {}}}}, "'grammar'"),
         ({"system": [{"type": "image"}]}, "reads text only"),
         ({"system": 7}, "system"),
-        ({"messages": [{"role": "user", "content": None}]}, "messages.0.user.content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content: "),
     ],
 )
 def test_what_is_not_served_is_refused_by_name(changes: dict[str, Any], told: str) -> None:
@@ -162,15 +170,22 @@ def test_max_tokens_is_required() -> None:
 @pytest.mark.parametrize(
     ("role", "block", "told"),
     [
-        ("user", {"type": "image", "source": {}}, "'image' is not served here, only 'text', 'tool_result': this model"),
-        ("user", {"type": "document", "source": {}}, "this model reads text only"),
+        (
+            "user",
+            {"type": "image", "source": {}},
+            "'image' is not served here, only 'text', 'document', 'tool_result': this",
+        ),
+        ("user", {"type": "document", "source": {"type": "base64", "data": "JVBERi0"}}, "this model reads text only"),
+        ("user", {"type": "document", "source": {"type": "url", "url": "http://a"}}, "this model reads text only"),
+        ("user", {"type": "document", "source": {}}, "messages.0.content.1.source: "),
+        ("user", {"type": "document", "source": {"type": "text"}}, "messages.0.content.1.source.data: Field required"),
         ("user", {"type": "search_result"}, "'search_result'"),
         ("user", {"type": "tool_use", "id": "a", "name": "b", "input": {}}, "'tool_use'"),
         ("user", {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image"}]}, "reads text only"),
         ("user", {"type": "tool_result"}, "tool_use_id: Field required"),
-        ("user", {"text": "no type"}, "messages.0.user.content.1"),
-        ("user", {"type": "text", "text": None}, "messages.0.user.content.1.text.text"),
-        ("user", "bare", "messages.0.user.content.1"),
+        ("user", {"text": "no type"}, "messages.0.content.1: "),
+        ("user", {"type": "text", "text": None}, "messages.0.content.1.text: "),
+        ("user", "bare", "messages.0.content.1: "),
         ("assistant", {"type": "server_tool_use", "id": "a"}, "'server_tool_use'"),
         ("assistant", {"type": "tool_result", "tool_use_id": "a"}, "'tool_result'"),
         ("assistant", {"type": "tool_use", "id": "a", "name": "b", "input": "{}"}, "input"),
@@ -198,6 +213,15 @@ def test_the_billing_line_never_reaches_the_prompt() -> None:
     assert turns(MESSAGE["messages"][0], system=[bill]) == MESSAGE["messages"]
     shown = turns(MESSAGE["messages"][0], system=[bill, {"type": "text", "text": "Be brief."}])
     assert shown[0] == {"role": "system", "content": "Be brief."}
+    # Only the line goes, wherever the client puts the instructions.
+    one = bill["text"] + "\n\nYou are an agent.\nBe brief."
+    for system in (
+        one,
+        [{"type": "text", "text": one}],
+        [{"type": "text", "text": "You are an agent.\nBe brief."}, bill],
+    ):
+        shown = turns(MESSAGE["messages"][0], system=system)
+        assert shown[0] == {"role": "system", "content": "You are an agent.\nBe brief."}
 
 
 def test_results_of_tools_come_before_what_the_user_says() -> None:
@@ -220,6 +244,30 @@ def test_results_of_tools_come_before_what_the_user_says() -> None:
     assert turns({"role": "user", "content": []}) == [{"role": "user", "content": ""}]
 
 
+def test_documents_and_references_to_tools_are_text() -> None:
+    plain = {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "1. Walk."}}
+    parts = [{"type": "text", "text": "2. Run."}, {"type": "text", "text": "3. Rest."}]
+    titled = {"type": "document", "title": "Plan", "context": "Draft.", "source": {"type": "content", "content": parts}}
+    short = {"type": "document", "source": {"type": "content", "content": "4. Eat."}}
+    found = [{"type": "tool_reference", "tool_name": "weather"}, {"type": "tool_reference", "tool_name": "time"}, plain]
+    blocks = [plain, {"type": "tool_result", "tool_use_id": "a", "content": found}, titled, short]
+    assert turns({"role": "user", "content": blocks}) == [
+        {"role": "tool", "tool_call_id": "a", "content": "weather\ntime\n1. Walk."},
+        {"role": "user", "content": "1. Walk.\nPlan\nDraft.\n2. Run.\n3. Rest.\n4. Eat."},
+    ]
+
+
+def test_numbers_beyond_all_bounds_are_refused() -> None:
+    tool = '{"name": "far", "input_schema": {"maximum": 1e999}}'
+    content = (
+        f'{{"model": "demo", "max_tokens": 5, "messages": [{{"role": "user", "content": "a"}}], "tools": [{tool}]}}'
+    )
+    with doubles.test_client(doubles.ScriptedService()) as client:
+        answer = client.post("/v1/messages", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "tools.0.input_schema: Input should hold finite numbers only"
+
+
 def test_turns_of_the_assistant() -> None:
     blocks = [
         {"type": "thinking", "thinking": "Hm.", "signature": ""},
@@ -238,6 +286,8 @@ def test_turns_of_the_assistant() -> None:
         }
     ]
     assert turns({"role": "assistant", "content": blocks[4:]})[0]["content"] is None
+    hidden = {"type": "thinking", "thinking": "", "signature": ""}
+    assert "reasoning_content" not in turns({"role": "assistant", "content": [hidden, *blocks[2:]]})[0]
     assert turns({"role": "assistant", "content": "Hi"}) == [{"role": "assistant", "content": "Hi"}]
 
 

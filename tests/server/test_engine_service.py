@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -369,6 +370,38 @@ def test_a_full_queue_and_a_closing_server_tell(scripted: Callable[[], Pair]) ->
                 with pytest.raises(EngineBusy, match="shutting down"):
                     async for _ in answer:
                         pass
+
+    run(test)
+
+
+def test_a_request_that_waits_for_its_template_hears_of_the_end_too(scripted: Callable[[], Pair]) -> None:
+    async def test() -> None:
+        async with serving(scripted) as service:
+            held = threading.Event()
+            service._text_thread.submit(held.wait)
+            asked = asyncio.create_task(service.submit(Inference(messages=[user("x")])))
+            await asyncio.sleep(0.05)
+            await asyncio.get_running_loop().run_in_executor(None, service.close)
+            held.set()
+            with pytest.raises(EngineBusy, match="shutting down"):
+                await asked
+            with pytest.raises(EngineBusy, match="shutting down"):
+                await service.submit(Inference(messages=[user("x")]))
+
+    run(test)
+
+
+def test_requests_on_their_way_count_for_the_queue(scripted: Callable[[], Pair]) -> None:
+    async def test() -> None:
+        async with serving(scripted, {"max_queue": 2}) as service:
+            held = threading.Event()
+            service._text_thread.submit(held.wait)
+            coming = [asyncio.create_task(gather(service, Inference(messages=[user("x")]))) for _ in range(2)]
+            await asyncio.sleep(0.05)
+            with pytest.raises(QueueFull, match="2 requests wait"):
+                await service.submit(Inference(messages=[user("x")]))
+            held.set()
+            assert [text_of(events) for events in await asyncio.gather(*coming)] == ["Grüße, 世界!"] * 2
 
     run(test)
 

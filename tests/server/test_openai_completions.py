@@ -144,4 +144,9 @@ def test_signs_of_life_while_the_prompt_is_read() -> None:
     texts = [choice["text"] for chunk in chunks_of(text) for choice in chunk["choices"]]
     assert texts[0] == ""
     assert "".join(texts) == "Hello there"
+    asked = body | {"stream_options": {"include_usage": True}}
+    text = post(Service([0.1, *doubles.hello()]), PATH, asked, keep_alive_seconds=0.03, keep_alive_style="chunk").text
+    first, *_, last = chunks_of(text)
+    assert first["usage"] is None, "as in every chunk but the last one"
+    assert last["usage"]["total_tokens"] == 9
     assert ": keep-alive" in post(Service([0.1, *doubles.hello()]), PATH, body, keep_alive_seconds=0.03).text

@@ -17,6 +17,7 @@ from dflash2_server.inference import Text, ToolCall
 from dflash2_server.openai.responses_frames import ResponseFrames, response
 from dflash2_server.openai.responses_object import ResponseObject
 from dflash2_server.openai.responses_output import OutputStyle
+from dflash2_server.openai.responses_tools import Origin
 from dflash2_server.openai.schemas_responses import ResponsesRequest
 from dflash2_server.openai.wire import Head
 
@@ -31,7 +32,7 @@ EVENT_TYPES = {
 
 
 def style(**fields: Any) -> OutputStyle:
-    return OutputStyle(token_text=TOKENS.__getitem__, custom_tools=frozenset({"patch"}), **fields)
+    return OutputStyle(token_text=TOKENS.__getitem__, origins={"patch": Origin("patch", custom=True)}, **fields)
 
 
 def about(**fields: Any) -> ResponseObject:
@@ -178,7 +179,8 @@ def test_final_object_of_a_whole_answer() -> None:
     tool = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
     asked = {
         "input": "Hi", "instructions": "Be brief.", "tools": [tool], "metadata": {"a": "b"}, "store": True,
-        "reasoning": {"effort": "low"}, "temperature": 0.5, "max_output_tokens": 9, "model": "org/aliased",
+        "truncation": "auto", "reasoning": {"effort": "low"}, "temperature": 0.5, "max_output_tokens": 9,
+        "model": "org/aliased",
     }  # fmt: skip
     body = post(service, PATH, asked).json()
     Response.model_validate(body)
@@ -191,7 +193,7 @@ def test_final_object_of_a_whole_answer() -> None:
         "output_tokens_details": {"reasoning_tokens": 1},
         "total_tokens": 9,
     }
-    assert body["store"] is False
+    assert (body["store"], body["truncation"]) == (False, "disabled"), "as it was served"
     assert body["metadata"] == {"a": "b"}
     assert body["instructions"] == "Be brief."
     assert body["tools"] == [tool | {"strict": None}]

@@ -8,7 +8,7 @@ import pytest
 
 from dflash2_mlx.errors import RequestError
 from dflash2_server.inference import Inference, NamedTool
-from dflash2_server.openai.responses_inference import custom_tools, responses_inference, skipped_tools
+from dflash2_server.openai.responses_inference import responses_inference
 from dflash2_server.openai.schemas_responses import ResponsesRequest
 
 from . import doubles
@@ -127,17 +127,41 @@ def test_reasoning_begins_a_turn_and_its_summary_stands_in_for_it() -> None:
     ]
 
 
+def test_what_stands_between_a_call_and_its_result_belongs_to_the_calls_turn() -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "now", "arguments": "{}"}
+    other = call | {"call_id": "b"}
+    result = {"type": "function_call_output", "call_id": "a", "output": "noon"}
+    said = {"role": "assistant", "content": "I look."}
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    turn = {"role": "assistant", "content": "I look.", "tool_calls": [_called("a", "now", "{}")]}
+    told = {"role": "tool", "tool_call_id": "a", "content": "noon"}
+    assert messages(call, said, result) == [turn, told]
+    assert messages(said, call, said, result) == [turn | {"content": "I look.\nI look."}, told]
+    assert messages(call, thought, other, result) == [
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "Hm.",
+            "tool_calls": [_called("a", "now", "{}"), _called("b", "now", "{}")],
+        },
+        told,
+    ]
+    assert messages(call, result, said) == [turn | {"content": None}, told, said]
+
+
 def test_tools_are_offered_mapped_or_skipped() -> None:
     body = ResponsesRequest.model_validate(recorded("openai_codex_first"))
     inference = responses_inference(body)
-    assert [tool["function"]["name"] for tool in inference.tools] == ["exec_command", "apply_patch"]
+    assert [tool["function"]["name"] for tool in inference.tools] == [
+        "exec_command",
+        "apply_patch",
+        "mcp__docs__search",
+    ]
     patch = inference.tools[1]["function"]
     assert patch["parameters"]["required"] == ["input"]
     assert patch["parameters"]["properties"]["input"]["type"] == "string"
     assert patch["description"].startswith("Use the `apply_patch` tool")
     assert "grammar (lark):\nstart: begin_patch hunk+ end_patch" in patch["description"]
-    assert custom_tools(body) == {"apply_patch"}
-    assert skipped_tools(body) == ["web_search", "local_shell", "namespace"]
     assert inference.reasoning == "medium"
     assert inference.parallel_tool_calls is False
     assert read(tools=[FLAT]).tools == [CHAT]
@@ -147,12 +171,20 @@ def test_skipped_tools_are_named_in_a_header_and_cannot_forge_one() -> None:
     for stream in (True, False):
         body = recorded("openai_codex_first") | {"stream": stream}
         response = post(Service(), PATH, body)
-        assert response.headers["x-dflash2-skipped-tools"] == "web_search,local_shell,namespace"
+        assert response.headers["x-dflash2-skipped-tools"] == "web_search,local_shell"
     evil = {"input": "Hi", "tools": [{"type": "mcp\r\nset-cookie: é=1"}]}
     response = post(Service(), PATH, evil)
     assert response.headers["x-dflash2-skipped-tools"] == "mcp??set-cookie????1"
     assert "set-cookie" not in response.headers
     assert "x-dflash2-skipped-tools" not in post(Service(), PATH, {"input": "Hi"}).headers
+
+
+@pytest.mark.parametrize(("count", "told"), [(16, "t15"), (17, "and 1 more"), (5000, "and 4984 more")])
+def test_a_header_names_no_more_than_so_many(count: int, told: str) -> None:
+    tools = [{"type": f"t{i}"} for i in range(count)]
+    names = post(Service(), PATH, {"input": "Hi", "tools": tools}).headers["x-dflash2-skipped-tools"].split(",")
+    assert names == [f"t{i}" for i in range(16)] + ([told] if count > 16 else [])
+    assert names[-1] == told
 
 
 def test_choices() -> None:
@@ -225,6 +257,8 @@ def test_wrong_types_are_400_in_the_envelope_before_the_engine() -> None:
         ({"truncation": "perhaps"}, "truncation"),
         ({"tools": [{"type": "function", "function": {"name": "nested"}}]}, "tools"),
         ({"tools": [{"name": "untyped"}]}, "tools"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools"),
+        ({"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "function"}]}]}, "tools"),
         ({"tools": ["x"]}, "tools"),
     ]
     service = Service()

@@ -162,6 +162,7 @@ def test_a_preflight_needs_no_key_and_a_listed_origin() -> None:
     assert bad.json()["type"] == "error"
     assert refused.status_code == 401
     assert refused.headers["access-control-allow-origin"] == "https://app.example", "the page may read why"
+    assert "x-dflash2-skipped-tools" in refused.headers["access-control-expose-headers"]
 
 
 def test_a_page_cannot_read_without_a_listed_origin(client: TestClient) -> None:
@@ -268,6 +269,16 @@ def test_other_bodies_than_json_are_refused(path: str, kind: str | None, client:
 def test_json_under_its_names_is_taken(kind: str, client: TestClient) -> None:
     answer = client.post("/v1/messages", content=json.dumps(MESSAGE).encode(), headers={"content-type": kind})
     assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br, gzip", "deflate"])
+def test_encoded_bodies_are_refused_by_the_name_of_the_encoding(encoding: str, client: TestClient) -> None:
+    headers = {"content-type": "application/json", "content-encoding": encoding}
+    answer = client.post("/v1/chat/completions", content=b"\x1f\x8b", headers=headers)
+    assert answer.status_code == 415
+    assert repr(encoding) in answer.json()["error"]["message"]
+    plain = headers | {"content-encoding": "Identity"}
+    assert client.post("/v1/messages", content=json.dumps(MESSAGE).encode(), headers=plain).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions"])

@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from dflash2_mlx import cli, settings
 from dflash2_mlx.errors import ModelNotFound, RequestError
 from dflash2_mlx.settings import ServerSettings
+from dflash2_server import body as bodies
 from dflash2_server import listener, serve_command, snippets
 from tests.server import doubles
 
@@ -136,6 +138,53 @@ def test_the_port_is_free_again_when_loading_fails() -> None:
     assert ports == [port]
     with listener.bind("127.0.0.1", port):
         pass
+
+
+def test_a_body_that_stops_coming_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "SILENCE_SECONDS", 0.2)
+    replies = []
+
+    def check(url: str) -> None:
+        port = int(url.rsplit(":", 1)[1])
+        head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\n"
+        head += b"Content-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as slow:
+            slow.sendall(head)
+            for byte in (b"{", b" ", b" "):  # each in time, all of them not
+                time.sleep(0.1)
+                slow.sendall(byte)
+            with slow.makefile("rb") as read:
+                replies.append(read.read())  # to the end of the connection
+
+    assert serve_until(check, "", monkeypatch).inferences == []
+    status, _, rest = replies[0].partition(b"\r\n")
+    assert b" 408 " in status
+    assert b"connection: close" in rest.lower()
+    error = json.loads(rest.split(b"\r\n\r\n", 1)[1])
+    assert error["error"] == {
+        "type": "timeout_error",
+        "message": "nothing more of the body came for 0.2 s: send it whole",
+    }
+
+
+def test_more_connections_than_are_taken_get_a_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "MOST_CONNECTIONS", 2)
+    statuses = []
+
+    def check(url: str) -> None:
+        port = int(url.rsplit(":", 1)[1])
+        with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)) as second:
+            second.settimeout(5)
+            second.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            statuses.append(second.recv(1000).split()[1])
+
+    serve_until(check, "", monkeypatch)
+    assert statuses == [b"503"]
+
+
+def test_one_parser_of_http_whatever_is_installed() -> None:
+    config = listener.Server(FastAPI(), lambda: None).config
+    assert (config.http, config.limit_concurrency) == ("h11", 1000)
 
 
 def test_it_serves_prints_and_closes_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from anthropic.types import ModelInfo
 from starlette.testclient import TestClient
 
 from dflash2_mlx.errors import CheckpointError, DecodeError, EngineBusy, ModelNotFound, QueueFull, RequestError
@@ -246,6 +247,8 @@ def test_the_models_for_anthropics_clients(client: TestClient) -> None:
     assert shown == {"has_more": False, "first_id": "demo", "last_id": "demo"}
     assert model == client.get("/v1/models/demo", headers=headers).json()
     assert (model["type"], model["id"], model["created_at"]) == ("model", "demo", "2025-10-09T08:53:20Z")
+    read = ModelInfo.model_validate(model)
+    assert (read.lifecycle, read.max_input_tokens) == ("active", 2048)
     missing = client.get("/v1/models/nope", headers=headers)
     assert missing.status_code == 404
     assert missing.json()["type"] == "error"
@@ -283,6 +286,7 @@ def test_liveness_readiness_and_figures() -> None:
     service = doubles.ScriptedService(ready=(False, "the engine stands still"))
     with doubles.test_client(service) as client:
         assert client.get("/health").json() == {"status": "ok"}
+        assert (client.head("/health").status_code, client.head("/ready").status_code) == (200, 503)
         answer = client.get("/ready")
         assert (answer.status_code, answer.json()["state"]) == (503, "the engine stands still")
         service.ready = (True, "ready")

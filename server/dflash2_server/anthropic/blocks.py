@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from dflash2_mlx.errors import DecodeError, EngineBusy
+from dflash2_server.body import is_too_deep
 from dflash2_server.inference import Done, Event, Text, ToolCall
 
 Block = dict[str, Any]
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-def message(id_: str, model: str, events: Iterable[Event]) -> dict[str, Any]:
-    """A complete message. Raises DFlashError where the events have no proper end."""
+def message(id_: str, model: str, events: Iterable[Event], hide_thinking: bool = False) -> dict[str, Any]:
+    """A complete message. Raises DFlashError where the events have no proper end.
+
+    With `hide_thinking` the blocks of thinking are there and empty.
+    """
     content: list[Block] = []
     end: Done | None = None
     for event in events:
         match event:
             case Text():
-                _add_text(content, event)
+                _add_text(content, event, hide_thinking)
             case ToolCall():
-                content.append({**call_start(event), "input": json.loads(event.arguments)})
+                content.append({**call_start(event), "input": call_input(event.arguments)})
             case Done():
                 end = event
     done = proper_end(end)
@@ -82,7 +87,8 @@ def first_usage(prompt_tokens: int) -> dict[str, Any]:
 class BlockStream:
     """The events `content_block_start`, `_delta` and `_stop`, with one block open at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, hide_thinking: bool = False) -> None:
+        self._hide_thinking = hide_thinking
         self._index = -1
         self._open: Literal["thinking", "text"] | None = None
 
@@ -90,7 +96,8 @@ class BlockStream:
         if isinstance(event, ToolCall):
             yield from self.close()
             yield self._start(call_start(event) | {"input": {}})
-            yield self._delta({"type": "input_json_delta", "partial_json": event.arguments})
+            arguments = json.dumps(call_input(event.arguments), ensure_ascii=False)
+            yield self._delta({"type": "input_json_delta", "partial_json": arguments})
             yield self._stop()
         elif event.text:
             yield from self._feed_text(event)
@@ -109,7 +116,8 @@ class BlockStream:
             yield from self.close()
             self._open = kind
             yield self._start(empty_block(kind))
-        yield self._delta({"type": f"{kind}_delta", kind: event.text})
+        if not (self._hide_thinking and kind == "thinking"):
+            yield self._delta({"type": f"{kind}_delta", kind: event.text})
 
     def _start(self, block: Block) -> dict[str, Any]:
         self._index += 1
@@ -134,10 +142,28 @@ def call_start(call: ToolCall) -> Block:
     return {"type": "tool_use", "id": call.id, "name": call.name}
 
 
-def _add_text(content: list[Block], event: Text) -> None:
+def call_input(arguments: str) -> Block:
+    """The object of a call's arguments, as JSON can hold it: null for numbers that are not finite.
+
+    What is no object, or too deep to be sent back, is the argument `input` as a text.
+    """
+    try:
+        found = json.loads(arguments, parse_float=_finite, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) and not is_too_deep(found) else {"input": arguments}
+
+
+def _finite(digits: str) -> float | None:
+    number = float(digits)
+    return number if math.isfinite(number) else None
+
+
+def _add_text(content: list[Block], event: Text, hide_thinking: bool) -> None:
     """More of the last block, or a new one where that is of another kind."""
     kind = block_kind(event)
     if event.text:
         if not content or content[-1]["type"] != kind:
             content.append(empty_block(kind))
-        content[-1][kind] += event.text
+        if not (hide_thinking and kind == "thinking"):
+            content[-1][kind] += event.text

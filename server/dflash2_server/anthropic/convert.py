@@ -10,8 +10,12 @@ from dflash2_mlx.errors import RequestError
 from dflash2_server.anthropic.schemas import (
     AnyMessage,
     AssistantMessage,
+    ContentSource,
     CountRequest,
+    DocumentBlock,
     MessagesRequest,
+    ResultBlock,
+    ShownThinking,
     SystemMessage,
     TextBlock,
     ThinkingBlock,
@@ -19,6 +23,7 @@ from dflash2_server.anthropic.schemas import (
     ThinkingEnabled,
     Tool,
     ToolChoice,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
     UserMessage,
@@ -43,21 +48,34 @@ def inference(request: MessagesRequest) -> Inference:
 
 def chat_messages(request: CountRequest) -> list[dict[str, Any]]:
     """OpenAI's chat messages. A tool's results come before what the user says beside them."""
-    system = [block.text for block in request.system if not block.text.startswith(BILLING_HEADER)]
+    system = [text for block in request.system if (text := _without_billing(block.text))]
     head = [{"role": "system", "content": "\n\n".join(system)}] if system else []
     return [*head, *(turn for message in request.messages for turn in _turns(message))]
+
+
+def hides_thinking(request: CountRequest) -> bool:
+    """Whether the blocks of thinking are to be empty."""
+    return isinstance(request.thinking, ShownThinking) and request.thinking.display == "omitted"
+
+
+def _without_billing(text: str) -> str:
+    """Only the line goes: the instructions may stand in the same block."""
+    if not text.lstrip().startswith(BILLING_HEADER):
+        return text
+    return text.lstrip().partition("\n")[2].lstrip("\n")
 
 
 def _prompt(request: CountRequest) -> dict[str, Any]:
     for name, nothing in (("container", [None]), ("mcp_servers", [None, []])):
         if getattr(request, name) not in nothing:
             raise RequestError(f"{name} is not served: this server runs no tools itself", param=name)
+    tools = [_function(tool, index) for index, tool in enumerate(request.tools or [])]
     choice, parallel = _tool_choice(request)
     reasoning, budget = _reasoning(request)
     return {
         "model": request.model,
         "messages": chat_messages(request),
-        "tools": [_function(tool, index) for index, tool in enumerate(request.tools or [])],
+        "tools": tools,
         "tool_choice": choice,
         "parallel_tool_calls": parallel,
         "reasoning": reasoning,
@@ -75,7 +93,7 @@ def _turns(message: AnyMessage) -> Iterator[dict[str, Any]]:
             yield _assistant_turn(message)
         case UserMessage():
             results = [block for block in message.content if isinstance(block, ToolResultBlock)]
-            texts = [block for block in message.content if isinstance(block, TextBlock)]
+            texts = [block for block in message.content if not isinstance(block, ToolResultBlock)]
             for result in results:
                 yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": _result_text(result)}
             if texts or not results:
@@ -88,7 +106,7 @@ def _assistant_turn(message: AssistantMessage) -> dict[str, Any]:
     thoughts = [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]
     calls = [_call(block) for block in message.content if isinstance(block, ToolUseBlock)]
     turn: dict[str, Any] = {"role": "assistant", "content": _joined(texts, "")}
-    if thoughts:
+    if any(thoughts):
         turn["reasoning_content"] = "".join(thoughts)
     if calls:
         turn["content"] = turn["content"] or None
@@ -106,8 +124,19 @@ def _result_text(result: ToolResultBlock) -> str:
     return f"Error: {text}" if result.is_error and not text.lower().startswith("error") else text
 
 
-def _joined(blocks: Iterable[TextBlock], separator: str) -> str:
-    return separator.join(block.text for block in blocks)
+def _joined(blocks: Iterable[ResultBlock], separator: str) -> str:
+    return separator.join(_text(block) for block in blocks)
+
+
+def _text(block: ResultBlock) -> str:
+    match block:
+        case TextBlock(text=text):
+            return text
+        case ToolReferenceBlock(tool_name=name):
+            return name
+        case DocumentBlock(source=source):
+            said = _joined(source.content, "\n") if isinstance(source, ContentSource) else source.data
+            return "\n".join(text for text in (block.title, block.context, said) if text)
 
 
 def _function(tool: Tool, index: int) -> dict[str, Any]:
@@ -127,13 +156,21 @@ def _function(tool: Tool, index: int) -> dict[str, Any]:
 
 
 def _tool_choice(request: CountRequest) -> tuple[Literal["auto", "none", "required"] | NamedTool, bool]:
-    """The choice, and whether several calls may be made at once."""
+    """The choice, and whether several calls may be made at once. Raises RequestError where no tool can be chosen."""
     choice = request.tool_choice
     if choice is None:
         return "auto", True
     parallel = not getattr(choice, "disable_parallel_tool_use", None)
+    names = [tool.name for tool in request.tools or []]
     if isinstance(choice, ToolChoice):
+        if choice.name not in names:
+            known = ", ".join(sorted(names)) or "none"
+            raise RequestError(
+                f"tool_choice names {choice.name!r:.80}, which is not among the tools: {known}", param="tool_choice"
+            )
         return NamedTool(choice.name), parallel
+    if choice.type == "any" and not names:
+        raise RequestError("tool_choice is 'any' and no tools are offered", param="tool_choice")
     kinds: dict[str, Literal["auto", "none", "required"]] = {"auto": "auto", "any": "required", "none": "none"}
     return kinds[choice.type], parallel
 

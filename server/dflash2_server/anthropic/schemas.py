@@ -10,13 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from dflash2_server.extensions import DFlashOptions
-
-JsonObject = dict[str, Any]
+from dflash2_server.extensions import DFlashOptions, JsonObject
 
 
 class Schema(BaseModel):
-    model_config = ConfigDict(extra="ignore", strict=True)
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
 
 class TextBlock(Schema):
@@ -39,6 +37,32 @@ Texts = Annotated[
 ]
 
 
+class TextSource(Schema):
+    type: Literal["text"]
+    data: str
+
+
+class ContentSource(Schema):
+    type: Literal["content"]
+    content: Texts
+
+
+class DocumentBlock(Schema):
+    """A document that is given as text; others would have to be read first."""
+
+    type: Literal["document"]
+    source: Annotated[TextSource | ContentSource, Field(discriminator="type")]
+    title: str | None = None
+    context: str | None = None
+
+
+class ToolReferenceBlock(Schema):
+    """A tool that the client's own search for tools has found."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
 class ThinkingBlock(Schema):
     type: Literal["thinking"]
     thinking: str
@@ -55,14 +79,20 @@ class ToolUseBlock(Schema):
     input: JsonObject
 
 
+ResultBlock = Annotated[TextBlock | DocumentBlock | ToolReferenceBlock, Field(discriminator="type")]
+
+
 class ToolResultBlock(Schema):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Texts = []
+    content: Annotated[
+        list[ResultBlock],
+        BeforeValidator(_as_blocks_or_none, json_schema_input_type=str | list[ResultBlock] | None),
+    ] = []
     is_error: bool | None = None
 
 
-UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
+UserBlock = Annotated[TextBlock | DocumentBlock | ToolResultBlock, Field(discriminator="type")]
 AssistantBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")
 ]
@@ -118,7 +148,13 @@ class NoChoice(Schema):
     type: Literal["none"]
 
 
-class ThinkingEnabled(Schema):
+class ShownThinking(Schema):
+    display: Literal["summarized", "omitted"] | None = Field(
+        None, description="omitted: the blocks of thinking are empty. There are no summaries: the other is all of it."
+    )
+
+
+class ThinkingEnabled(ShownThinking):
     type: Literal["enabled"]
     budget_tokens: int = Field(ge=1)
 
@@ -127,7 +163,7 @@ class ThinkingDisabled(Schema):
     type: Literal["disabled"]
 
 
-class ThinkingAdaptive(Schema):
+class ThinkingAdaptive(ShownThinking):
     type: Literal["adaptive"]
 
 

@@ -11,8 +11,9 @@ from dflash2_server.inference import Service
 from dflash2_server.openai.chat_frames import ChatStyle, chat_completion, chat_frames, keep_alive_chunk
 from dflash2_server.openai.chat_inference import chat_inference
 from dflash2_server.openai.schemas_chat import ChatRequest
-from dflash2_server.openai.wire import ending_with_done, head, json_response
+from dflash2_server.openai.wire import ending_with_done, head
 from dflash2_server.sse import comment, stream
+from dflash2_server.strict_json import json_response
 
 router = APIRouter()
 

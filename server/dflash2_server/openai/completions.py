@@ -7,12 +7,14 @@ from fastapi.responses import Response
 
 from dflash2_mlx.settings import ServerSettings
 from dflash2_server.disconnect import collect
+from dflash2_server.errors import param_names
 from dflash2_server.inference import Service
 from dflash2_server.openai.completions_frames import CompletionStyle, completion, completion_frames, keep_alive_chunk
 from dflash2_server.openai.completions_inference import completion_inference
 from dflash2_server.openai.schemas_completions import CompletionRequest
-from dflash2_server.openai.wire import ending_with_done, head, json_response
+from dflash2_server.openai.wire import ending_with_done, head
 from dflash2_server.sse import comment, stream
+from dflash2_server.strict_json import json_response
 
 router = APIRouter()
 
@@ -29,12 +31,13 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         logprobs=body.logprobs is not None,
         include_usage=body.stream_options is not None and body.stream_options.include_usage is True,
     )
-    answer = await service.submit(inference)
+    with param_names({"messages": "prompt"}):
+        answer = await service.submit(inference)
     if not body.stream:
         return json_response(completion(await collect(request, answer), opening, style))
     return stream(
         ending_with_done(completion_frames(answer, opening, style)),
         answer=answer,
-        keep_alive=lambda: keep_alive_chunk(opening) if settings.keep_alive_style == "chunk" else comment(),
+        keep_alive=lambda: keep_alive_chunk(opening, style) if settings.keep_alive_style == "chunk" else comment(),
         every=settings.keep_alive_seconds,
     )

@@ -56,7 +56,7 @@ def completion(events: Sequence[Event], head: Head, style: CompletionStyle) -> d
 async def completion_frames(answer: Answer, head: Head, style: CompletionStyle) -> AsyncGenerator[str]:
     """The chunks of a stream."""
     legacy = LegacyLogprobs(style.token_text)
-    shared: dict[str, Any] = {"usage": None} if style.include_usage else {}
+    shared = _no_usage(style)
     async for event in answer:
         if isinstance(event, Text):
             columns = legacy.columns(event.logprobs) if style.logprobs and event.logprobs else None
@@ -71,9 +71,14 @@ async def completion_frames(answer: Answer, head: Head, style: CompletionStyle) 
     raise no_end()
 
 
-def keep_alive_chunk(head: Head) -> str:
+def keep_alive_chunk(head: Head, style: CompletionStyle) -> str:
     """A chunk that adds nothing."""
-    return frame(_object(head, [_choice("", None, None)]))
+    return frame(_object(head, [_choice("", None, None)]) | _no_usage(style))
+
+
+def _no_usage(style: CompletionStyle) -> dict[str, Any]:
+    """What every chunk but the last one says of the usage, where it is asked for."""
+    return {"usage": None} if style.include_usage else {}
 
 
 def _reason(done: Done) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from dflash2_mlx.errors import RequestError
-from dflash2_server.extensions import DFlashOptions
+from dflash2_server.extensions import DFlashOptions, JsonObject
 
 _MOST_STOPS = 4
 _MOST_DIGITS = 10
@@ -18,18 +17,6 @@ class RequestModel(BaseModel):
     """Any object of a request: fields that it does not know are ignored, those that it knows are of their type."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-
-
-def _finite(value: dict[str, Any]) -> dict[str, Any]:
-    """1e999 is JSON, and reads as infinity, which no response or template can write again."""
-    try:
-        json.dumps(value, allow_nan=False)
-    except ValueError:
-        raise ValueError("Input should hold finite numbers only") from None
-    return value
-
-
-JsonObject = Annotated[dict[str, Any], AfterValidator(_finite)]
 
 
 _FORMS: dict[type, str] = {str: "text", list: "list", dict: "object"}

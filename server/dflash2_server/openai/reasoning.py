@@ -8,8 +8,9 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field
 
 from dflash2_mlx.errors import RequestError
+from dflash2_server.extensions import JsonObject
 from dflash2_server.inference import Reasoning
-from dflash2_server.openai.fields import JsonObject, RequestModel
+from dflash2_server.openai.fields import RequestModel
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 T = TypeVar("T", bool, int, str)

@@ -9,25 +9,26 @@ from fastapi.responses import Response
 
 from dflash2_mlx.settings import ServerSettings
 from dflash2_server.disconnect import collect
+from dflash2_server.errors import param_names
 from dflash2_server.inference import Service
 from dflash2_server.openai.responses_frames import ResponseFrames, response
-from dflash2_server.openai.responses_inference import (
-    custom_tools,
-    responses_inference,
-    skipped_tools,
-    wants_logprobs,
-)
+from dflash2_server.openai.responses_inference import responses_inference, wants_logprobs
 from dflash2_server.openai.responses_object import ResponseObject
 from dflash2_server.openai.responses_output import OutputStyle
+from dflash2_server.openai.responses_tools import origins, skipped_tools
 from dflash2_server.openai.schemas_responses import ResponsesRequest
-from dflash2_server.openai.wire import head, json_response
+from dflash2_server.openai.wire import head
 from dflash2_server.sse import stream
+from dflash2_server.strict_json import json_response
 
 log = logging.getLogger(__name__)
 
 router = APIRouter()
 
 SKIPPED_HEADER = "x-dflash2-skipped-tools"
+MOST_SKIPPED_NAMES = 16
+# The service speaks in chat's names.
+PARAM_NAMES = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
 
 
 @router.post("/v1/responses", response_class=Response)
@@ -39,7 +40,8 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     about = ResponseObject(body, head("resp_", service.model(body.model)))
     style = _style(body, service)
     headers = _skipped(body)
-    answer = await service.submit(inference)
+    with param_names(PARAM_NAMES):
+        answer = await service.submit(inference)
     if not body.stream:
         return json_response(response(await collect(request, answer), about, style), headers)
     events = ResponseFrames(about, style)
@@ -54,7 +56,7 @@ def _style(body: ResponsesRequest, service: Service) -> OutputStyle:
     options = body.reasoning
     return OutputStyle(
         token_text=service.token_text,
-        custom_tools=custom_tools(body),
+        origins=origins(body),
         reasoning=options is None or options.exclude is not True,
         summary=options is not None and options.summary_wanted is not None,
         logprobs=wants_logprobs(body),
@@ -66,5 +68,7 @@ def _skipped(body: ResponsesRequest) -> dict[str, str]:
     kinds = skipped_tools(body)
     if not kinds:
         return {}
-    log.info("tools that are not functions were skipped: %s", ", ".join(kinds))
-    return {SKIPPED_HEADER: ",".join(kinds)}
+    shown, more = kinds[:MOST_SKIPPED_NAMES], len(kinds) - MOST_SKIPPED_NAMES
+    told = ",".join([*shown, f"and {more} more"] if more > 0 else shown)
+    log.info("tools that are not functions were skipped: %s", told)
+    return {SKIPPED_HEADER: told}

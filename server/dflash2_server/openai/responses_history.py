@@ -7,6 +7,7 @@ from typing import Any
 
 from dflash2_mlx.errors import RequestError
 from dflash2_server.openai.fields import joined_text
+from dflash2_server.openai.responses_tools import CUSTOM_ARGUMENT, flat_name
 from dflash2_server.openai.schemas_responses import (
     CustomToolCallItem,
     FunctionCallItem,
@@ -19,9 +20,6 @@ from dflash2_server.openai.schemas_responses import (
 from dflash2_server.openai.tools import past_call
 
 Plain = dict[str, Any]
-
-# The one argument of the function that a custom tool is offered as.
-CUSTOM_ARGUMENT = "input"
 
 
 def history(items: str | Sequence[Item]) -> list[Plain]:
@@ -40,18 +38,20 @@ def history(items: str | Sequence[Item]) -> list[Plain]:
 def _add(messages: list[Plain], item: Item, place: str) -> None:
     match item:
         case MessageItem(role="assistant"):
-            turn = _open_turn(messages, closed_by=("content", "tool_calls"))
-            turn["content"] = joined_text(item.content, f"{place}.content")
+            turn = _open_turn(messages)
+            said = joined_text(item.content, f"{place}.content")
+            turn["content"] = said if turn["content"] is None else f"{turn['content']}\n{said}"
         case MessageItem():
             messages.append({"role": item.role, "content": joined_text(item.content, f"{place}.content")})
         case ReasoningItem():
-            turn = _open_turn(messages, closed_by=("content", "tool_calls"))
+            turn = _open_turn(messages)
             thought = "".join(part.text for part in item.content or item.summary or [])
             turn["reasoning_content"] = turn.get("reasoning_content", "") + thought
         case FunctionCallItem():
-            _add_call(messages, past_call(item.call_id, item.name, item.arguments))
+            _add_call(messages, past_call(item.call_id, flat_name(item.name, item.namespace), item.arguments))
         case CustomToolCallItem():
-            _add_call(messages, past_call(item.call_id, item.name, {CUSTOM_ARGUMENT: item.input}))
+            name = flat_name(item.name, item.namespace)
+            _add_call(messages, past_call(item.call_id, name, {CUSTOM_ARGUMENT: item.input}))
         case OutputItem():
             text = joined_text(item.output, f"{place}.output")
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": text})
@@ -63,13 +63,18 @@ def _add(messages: list[Plain], item: Item, place: str) -> None:
             )
 
 
-def _open_turn(messages: list[Plain], *, closed_by: tuple[str, ...]) -> Plain:
-    """The assistant's message that the next item still belongs to: the last one, or a new one."""
+def _open_turn(messages: list[Plain], *, for_call: bool = False) -> Plain:
+    """The assistant's message that the next item still belongs to: the last one, or a new one.
+
+    Text ends a turn, but for the calls after it. Calls end none: their results have to come next, so that whatever
+    stands between belongs to the turn that made them.
+    """
     last = messages[-1] if messages else {}
-    if last.get("role") != "assistant" or any(last.get(key) is not None for key in closed_by):
+    is_open = for_call or last.get("content") is None or "tool_calls" in last
+    if last.get("role") != "assistant" or not is_open:
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
 
 
 def _add_call(messages: list[Plain], call: Plain) -> None:
-    _open_turn(messages, closed_by=()).setdefault("tool_calls", []).append(call)
+    _open_turn(messages, for_call=True).setdefault("tool_calls", []).append(call)

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from dflash2_mlx.errors import RequestError
 from dflash2_server.inference import Inference
 from dflash2_server.openai.fields import grammar, refuse, sampling_parameters
 from dflash2_server.openai.reasoning import reasoning_arguments
-from dflash2_server.openai.responses_history import CUSTOM_ARGUMENT, history
-from dflash2_server.openai.schemas_responses import (
-    BuiltInTool,
-    CustomTool,
-    FunctionTool,
-    ResponsesRequest,
-    ResponsesTool,
-    TextOptions,
-)
-from dflash2_server.openai.tools import Function, offered, tool_choice
+from dflash2_server.openai.responses_history import history
+from dflash2_server.openai.responses_tools import offered_tools
+from dflash2_server.openai.schemas_responses import ResponsesRequest, TextOptions
+from dflash2_server.openai.tools import tool_choice
 
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
-_NOT_IN_HEADERS = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def responses_inference(request: ResponsesRequest) -> Inference:
     """Raises RequestError; its param is the field at fault."""
     _refuse_the_unserved(request)
-    tools = [_offered(tool) for tool in request.tools or [] if not isinstance(tool, BuiltInTool)]
+    tools = offered_tools(request)
     messages = history(request.input)
     if request.instructions is not None:
         messages.insert(0, {"role": "system", "content": request.instructions})
@@ -41,17 +33,6 @@ def responses_inference(request: ResponsesRequest) -> Inference:
         grammar=_grammar(request.text),
         **reasoning_arguments(request),
     )
-
-
-def skipped_tools(request: ResponsesRequest) -> list[str]:
-    """The types of the tools that the model is not offered, each once, safe to stand in a header."""
-    kinds = [tool.type for tool in request.tools or [] if isinstance(tool, BuiltInTool)]
-    return list(dict.fromkeys(_NOT_IN_HEADERS.sub("?", kind[:40]) for kind in kinds))
-
-
-def custom_tools(request: ResponsesRequest) -> frozenset[str]:
-    """The names of the tools whose calls are given back as custom tool calls."""
-    return frozenset(tool.name for tool in request.tools or [] if isinstance(tool, CustomTool))
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
@@ -85,24 +66,3 @@ def _grammar(text: TextOptions | None) -> Any:
     if text is None or text.format is None:
         return None
     return grammar(text.format.type, text.format.schema_, "text.format", "text.format.schema")
-
-
-def _offered(tool: ResponsesTool) -> dict[str, Any]:
-    if isinstance(tool, FunctionTool):
-        return offered(tool)
-    assert isinstance(tool, CustomTool)
-    schema = {
-        "type": "object",
-        "properties": {CUSTOM_ARGUMENT: {"type": "string", "description": "the whole input of the tool"}},
-        "required": [CUSTOM_ARGUMENT],
-    }
-    return offered(Function(name=tool.name, description=_custom_description(tool), parameters=schema))
-
-
-def _custom_description(tool: CustomTool) -> str:
-    """The tool's own words, and the grammar that its input has to follow."""
-    told = [tool.description] if tool.description else []
-    if tool.format is not None and tool.format.definition:
-        syntax = f" ({tool.format.syntax})" if tool.format.syntax else ""
-        told.append(f"The input follows this grammar{syntax}:\n{tool.format.definition}")
-    return "\n\n".join(told)

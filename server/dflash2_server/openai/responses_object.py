@@ -8,7 +8,13 @@ from typing import Any
 
 from dflash2_server.errors import WireError
 from dflash2_server.inference import Done
-from dflash2_server.openai.schemas_responses import BuiltInTool, ResponsesRequest
+from dflash2_server.openai.schemas_responses import (
+    BuiltInTool,
+    CustomTool,
+    FunctionTool,
+    NamespaceTool,
+    ResponsesRequest,
+)
 from dflash2_server.openai.wire import Head, extras
 
 # A failed response knows a closed list of codes; the others are the server's.
@@ -56,6 +62,7 @@ def was_cut(done: Done) -> bool:
 
 
 def _echo(request: ResponsesRequest) -> dict[str, Any]:
+    """What the response repeats, as it was served: some clients always ask for truncation, and nothing is truncated."""
     options = request.reasoning
     return {
         "background": False,
@@ -75,7 +82,7 @@ def _echo(request: ResponsesRequest) -> dict[str, Any]:
         "tools": [_tool(tool) for tool in request.tools or [] if not isinstance(tool, BuiltInTool)],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": request.top_p,
-        "truncation": request.truncation or "disabled",
+        "truncation": "disabled",
     }
 
 
@@ -84,7 +91,10 @@ def _text(request: ResponsesRequest) -> dict[str, Any]:
     return {"format": {"type": "text"}} | given
 
 
-def _tool(tool: Any) -> dict[str, Any]:
+def _tool(tool: FunctionTool | CustomTool | NamespaceTool) -> dict[str, Any]:
+    if isinstance(tool, NamespaceTool):
+        inner = [_tool(one) for one in tool.tools if not isinstance(one, BuiltInTool)]
+        return {"type": tool.type, "name": tool.name, "description": tool.description, "tools": inner}
     told: dict[str, Any] = tool.model_dump(exclude_none=True)
     # The protocol's own object has these two also where the request leaves them out.
     return {"parameters": None, "strict": None} | told if tool.type == "function" else told

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from dflash2_server.inference import Text, ToolCall
-from dflash2_server.openai.responses_history import CUSTOM_ARGUMENT
+from dflash2_server.openai.responses_tools import CUSTOM_ARGUMENT, Origin
 from dflash2_server.openai.wire import TokenText, logprob_entries, new_id
 
 Wire = dict[str, Any]
@@ -20,12 +20,12 @@ Wire = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class OutputStyle:
-    """How an answer is written. `summary`: the reasoning is told as its own summary too, for clients that show those
-    only; `reasoning` false leaves it out.
+    """How an answer is written. `origins`: the tools by the names that the model calls them by. `summary`: the
+    reasoning is told as its own summary too, for clients that show those only; `reasoning` false leaves it out.
     """
 
     token_text: TokenText
-    custom_tools: frozenset[str] = frozenset()
+    origins: Mapping[str, Origin] = field(default_factory=dict)
     reasoning: bool = True
     summary: bool = False
     logprobs: bool = False
@@ -125,7 +125,8 @@ class Output:
 
     def _call(self, call: ToolCall) -> Iterator[Wire]:
         """A call, which comes whole."""
-        custom = call.name in self._style.custom_tools
+        origin = self._style.origins.get(call.name, Origin(call.name))
+        custom = origin.custom
         key, text = ("input", _custom_input(call.arguments)) if custom else ("arguments", call.arguments)
         name = "response.custom_tool_call_input" if custom else "response.function_call_arguments"
         self.items.append(
@@ -134,13 +135,14 @@ class Output:
                 "type": "custom_tool_call" if custom else "function_call",
                 "status": "in_progress",
                 "call_id": call.id,
-                "name": call.name,
+                "name": origin.name,
                 key: "",
             }
+            | ({} if origin.namespace is None else {"namespace": origin.namespace})
         )
         yield self._about_item("response.output_item.added")
         yield self._of_item(f"{name}.delta", delta=text)
-        yield self._of_item(f"{name}.done", **{key: text}, name=call.name)
+        yield self._of_item(f"{name}.done", **{key: text}, name=origin.name)
         self._item.update({"status": "completed", key: text})
         yield self._about_item("response.output_item.done")
 

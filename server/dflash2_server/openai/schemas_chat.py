@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from dflash2_server.openai.fields import JsonObject, RequestModel, SamplingFields, TextOrObject, TextOrParts
+from dflash2_server.extensions import JsonObject
+from dflash2_server.openai.fields import RequestModel, SamplingFields, TextOrObject, TextOrParts
 from dflash2_server.openai.reasoning import ReasoningFields
 from dflash2_server.openai.tools import Function
 

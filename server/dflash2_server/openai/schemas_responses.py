@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from dflash2_server.openai.fields import JsonObject, RequestModel, SamplingFields, TextOrObject, TextOrParts, by_form
+from dflash2_server.extensions import JsonObject
+from dflash2_server.openai.fields import RequestModel, SamplingFields, TextOrObject, TextOrParts, by_form
 from dflash2_server.openai.reasoning import ReasoningFields
 from dflash2_server.openai.tools import Function
 
@@ -23,6 +24,7 @@ class FunctionCallItem(RequestModel):
 
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -31,6 +33,7 @@ class CustomToolCallItem(RequestModel):
 
     call_id: str
     name: str
+    namespace: str | None = None
     input: str
 
 
@@ -122,12 +125,34 @@ class BuiltInTool(RequestModel):
 
 def _tool_tag(tool: Any) -> str:
     kind = tool.get("type") if isinstance(tool, dict) else None
-    return kind if kind in ("function", "custom") else "built_in"
+    return kind if kind in ("function", "custom", "namespace") else "built_in"
+
+
+def _inner_tool_tag(tool: Any) -> str:
+    tag = _tool_tag(tool)
+    return "built_in" if tag == "namespace" else tag
+
+
+class NamespaceTool(RequestModel):
+    """Tools under a common name: Codex groups those of an MCP server so. It can hold no other namespaces."""
+
+    type: Literal["namespace"]
+    name: str = Field(min_length=1)
+    description: str = ""
+    tools: list[
+        Annotated[
+            Annotated[FunctionTool, Tag("function")]
+            | Annotated[CustomTool, Tag("custom")]
+            | Annotated[BuiltInTool, Tag("built_in")],
+            Discriminator(_inner_tool_tag),
+        ]
+    ]
 
 
 ResponsesTool = Annotated[
     Annotated[FunctionTool, Tag("function")]
     | Annotated[CustomTool, Tag("custom")]
+    | Annotated[NamespaceTool, Tag("namespace")]
     | Annotated[BuiltInTool, Tag("built_in")],
     Discriminator(_tool_tag),
 ]
@@ -165,7 +190,9 @@ class ResponsesRequest(SamplingFields, ReasoningFields):
     include: list[str] | None = None
     stream: bool | None = None
     store: bool | None = Field(default=None, description="accepted; nothing is kept")
-    truncation: Literal["auto", "disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = Field(
+        default=None, description="accepted; nothing is cut: a prompt that is too long is an error"
+    )
     metadata: dict[str, str] | None = None
     # Known only to be refused by name, where they mean something.
     background: bool | None = None

@@ -9,8 +9,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from dflash2_mlx.errors import RequestError
+from dflash2_server.extensions import JsonObject
 from dflash2_server.inference import NamedTool
-from dflash2_server.openai.fields import JsonObject, RequestModel
+from dflash2_server.openai.fields import RequestModel
 
 ToolChoice = Literal["auto", "none", "required"] | NamedTool
 

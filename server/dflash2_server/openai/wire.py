@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
-
-from fastapi.responses import Response
 
 from dflash2_mlx import __version__
 from dflash2_mlx.decode.logprobs import TokenLogprobs
@@ -50,12 +47,6 @@ class Head:
 def head(prefix: str, model: ModelInfo) -> Head:
     """A new response of that model, its id beginning with `prefix`."""
     return Head(id=new_id(prefix), model=model.id, fingerprint=fingerprint(model))
-
-
-def json_response(body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON body; half a surrogate pair, which a request may echo into it, becomes a question mark."""
-    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return Response(text.encode("utf-8", "replace"), headers=dict(headers or {}), media_type="application/json")
 
 
 def usage(done: Done) -> dict[str, Any]:
