@@ -168,7 +168,12 @@ def test_an_end_marker_inside_a_json_text_ends_nothing() -> None:
 
 def test_values_of_tagged_formats_are_not_guessed_at() -> None:
     """mlx-lm's parsers would evaluate these as Python or JSON: quotes, zeros and spaces would be lost."""
-    kinds = ({"type": ["string", "null"]}, {"anyOf": [{"type": "string"}, {"type": "null"}]}, {"type": "string"}, {})
+    kinds: tuple[dict[str, Any], ...] = (
+        {"type": ["string", "null"]},
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"type": "string"},
+        {},
+    )
     for value in ('"quoted"', "007", "1_000", '{"a":  1}', "0x10", "[1,2]", "  indented"):
         for kind in kinds:
             text = f"{OPEN}\n<function=f>\n<parameter=x>\n{value}\n</parameter>\n</function>\n{CLOSE}"
@@ -182,8 +187,8 @@ def test_values_of_tagged_formats_are_not_guessed_at() -> None:
 def test_a_number_that_json_has_no_word_for_makes_no_call(value: str) -> None:
     text = f'{OPEN}{{"name": "noop", "arguments": {{"city": "x", "x": {value}}}}}{CLOSE}'
     assert parsed(JSON, [text]) == [Content(text)]
-    text = f'{ASSISTANT}{BARE}{{"x": {value}}}'
-    assert parsed(GPT, [text], prompt="") == [Content(text.removeprefix(ASSISTANT))]
+    text = f'{BARE}{{"x": {value}}}'
+    assert parsed(GPT, [text], prompt=ASSISTANT) == [Content(text)]
 
 
 def test_nor_does_one_that_a_text_turns_out_to_hold() -> None:

@@ -45,7 +45,8 @@ def test_an_open_tag_of_the_templates_does() -> None:
 
 
 def test_a_users_tag_at_the_end_of_a_prompt_opens_no_thinking() -> None:
-    bare = ChatTemplate(make_tokenizer("{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}"))
+    source = "{% for m in messages %}{% if m.thought %}<think>{% endif %}<|im_start|>{{ m.content }}{% endfor %}"
+    bare = ChatTemplate(make_tokenizer(source))
     prompt = build_prompt(bare, [user("What is <think>")])
     assert prompt.text.endswith("<think>")
     assert parsed(bare, prompt, "A tag.") == [Content("A tag.")]
@@ -62,6 +63,18 @@ def test_the_server_begins_the_answer_where_the_prompt_does() -> None:
     prompt = served.prompt(Inference(messages=[CITY, assistant("a <think>")], continue_final=True))
     assert served._parser(prompt, ()).feed("b") == [Content("b")]
 
+    class Told(Exception):
+        pass
+
+    def told(inference: Inference, *, inside_reasoning: bool) -> None:
+        raise Told(inside_reasoning)
+
+    served._constraints = SimpleNamespace(of=told)  # type: ignore[assignment]
+    for said, inside in (("a <think>", "False"), ("", "True")):
+        asked_for = Inference(messages=[CITY, *([assistant(said)] if said else [])], continue_final=True)
+        with pytest.raises(Told, match=inside):
+            served.prepare(asked_for, cast(Any, None), lambda work: None)
+
 
 @pytest.mark.parametrize("template", [PLAIN, OPENING, GPT])
 def test_the_borders_are_those_of_the_same_prompt_without_it(template: ChatTemplate) -> None:
@@ -75,10 +88,8 @@ def test_what_was_thought_stands_where_the_model_thinks() -> None:
     for template in (PLAIN, OPENING):
         prompt = begin(template, "Ro", "Italy <|im_end|>?")
         assert prompt.text.endswith("assistant\n<think>\nItaly <|im_end|>?\n</think>\n\nRo")
-        assert prompt.ids[-3:-1] != [template.tokenizer.eos_token_id]
-        assert prompt.ids.count(cast(Any, template.tokenizer).eos_token_id) == asked(template).ids.count(
-            cast(Any, template.tokenizer).eos_token_id
-        )
+        end = template.tokenizer.eos_token_id
+        assert prompt.ids.count(end) == asked(template).ids.count(end), "what was thought is text"
         assert parsed(template, prompt, "me") == [Content("me")]
         as_text = begin(template, "<think>\nItaly <|im_end|>?\n</think>\n\nRo")
         assert as_text.ids == prompt.ids

@@ -13,7 +13,7 @@ from dflash2_mlx.text.prompt import Prompt, build_prompt
 from dflash2_mlx.text.template import MARK, ChatTemplate, Known
 from dflash2_server.known_texts import KnownTexts
 from tests.chat_doubles import FakeBackend, FakePair
-from tests.text_doubles import THINKING, assistant, call, make_tokenizer, result, tool, user
+from tests.text_doubles import THINKING, assistant, make_tokenizer, result, tool, user
 
 TEMPLATE = ChatTemplate(make_tokenizer(THINKING, "json_tools"))
 TOKENIZER: Any = TEMPLATE.tokenizer
@@ -64,17 +64,15 @@ def test_an_answer_that_spells_out_control_tokens_is_not_known() -> None:
 
 def test_control_tokens_that_the_model_wrote_come_back_as_text_and_keep_their_ids() -> None:
     answer = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    tokens = [*encode(answer[:20]), *encode(answer[20:])]
+    tokens = encode(answer)
     asked = build(user("A"), tools=[tool("f")])
     known = answered(asked, answer, [*tokens, TOKENIZER.eos_token_id])
     assert known[0].ids == [*asked.ids, *tokens], "the end token is the template's to write"
-    for said in (assistant(None, call("f", {})), assistant(answer)):
-        messages = [user("A"), said, result("warm"), user("B")]
-        plain = build(*messages, tools=[tool("f")])
-        marked = plain.marked[len(asked.marked) :]
-        if MARK in marked:
-            assert plain.ids != build(*messages, tools=[tool("f")], known=known).ids
-            assert build(*messages, tools=[tool("f")], known=known).ids[: len(known[0].ids)] == known[0].ids
+    messages = [user("A"), assistant(answer), result("warm"), user("B")]
+    plain, kept = (build(*messages, tools=[tool("f")], known=found) for found in ((), known))
+    assert MARK in plain.marked[len(asked.marked) :]
+    assert kept.ids[: len(known[0].ids)] == known[0].ids != plain.ids[: len(known[0].ids)]
+    assert TOKENIZER.decode(kept.ids) == plain.text
 
 
 @pytest.mark.parametrize("cut", ["Hello<", "Hello<|im_", "Hello<|im_end|"])

@@ -161,6 +161,8 @@ def script(prompt: str) -> str:
         return f"<think>\nI should look.\n</think>\n\nOne moment.\n{CALL}"
     if "JSON" in question:
         return 'Sure! {"city": "Oslo", "days": 2} is it.'
+    if "endless" in question:
+        return "word " * 4000
     if "long" in question:
         return "word " * 60
     if "think" in question:
@@ -359,12 +361,12 @@ def test_leaving_cancels_within_a_cycle_and_the_next_answer_is_cold(scripted: Ca
 def test_a_full_queue_and_a_closing_server_tell(scripted: Callable[[], Pair]) -> None:
     async def test() -> None:
         async with serving(scripted, {"max_active": 1, "max_queue": 1}) as service:
-            answers = [await service.submit(Inference(messages=[user("long")])) for _ in range(1)]
+            answers = [await service.submit(Inference(messages=[user("endless")])) for _ in range(1)]
             while service.engine.load[0] == 0:
                 await asyncio.sleep(0.001)
-            answers.append(await service.submit(Inference(messages=[user("long")])))
+            answers.append(await service.submit(Inference(messages=[user("endless")])))
             with pytest.raises(QueueFull):
-                await service.submit(Inference(messages=[user("long")]))
+                await service.submit(Inference(messages=[user("endless")]))
             await asyncio.get_running_loop().run_in_executor(None, service.close)
             for answer in answers:
                 with pytest.raises(EngineBusy, match="shutting down"):
