@@ -5,13 +5,19 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from fastapi.routing import APIRoute
 
 from dflash2_mlx import cli
 from dflash2_mlx.chat.commands import COMMANDS
+from dflash2_mlx.settings import ServerSettings, flag_name
+from dflash2_server import models, status
+from dflash2_server.anthropic import messages
+from dflash2_server.openai import chat, completions, responses
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -59,3 +65,23 @@ def test_every_flag_is_documented_with_a_help_text(name: str, docs: str) -> None
 
 def test_every_chat_command_is_documented(docs: str) -> None:
     assert all(f"\n{name} " in docs for name in COMMANDS)
+
+
+def test_every_route_is_documented() -> None:
+    text = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+    paths = {
+        route.path
+        for router in (chat, completions, responses, messages, models, status)
+        for route in router.router.routes
+        if isinstance(route, APIRoute)
+    }
+    assert len(paths) >= 10
+    for path in paths:
+        assert path.replace("{name:path}", "{id}") in text, path
+
+
+def test_every_flag_that_the_servers_page_names_is_there() -> None:
+    text = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+    flags = set(re.findall(r"`(--[a-z-]+)", text))
+    assert len(flags) > 8
+    assert flags <= {flag_name(name) for name in ServerSettings.model_fields}

@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 
 import dflash2_mlx
+import dflash2_server
 
 PACKAGE = Path(dflash2_mlx.__file__).parent
-SOURCES = sorted(PACKAGE.rglob("*.py"))
+SERVER = Path(dflash2_server.__file__).parent
+SOURCES = sorted([*PACKAGE.rglob("*.py"), *SERVER.rglob("*.py")])
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 
 def names_of_sources(path: Path) -> str:
-    return str(path.relative_to(PACKAGE))
+    return "/".join(path.parts[-3:])
 
 
 def is_method(member: object) -> bool:
@@ -58,6 +60,7 @@ def test_the_version_is_the_installed_one() -> None:
 
 def test_the_package_is_marked_as_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
+    assert (SERVER / "py.typed").is_file()
 
 
 def test_the_public_api_is_documented() -> None:
