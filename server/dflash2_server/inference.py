@@ -29,8 +29,8 @@ class Inference:
     shape, arguments as text) and tool_call_id. `tools` are OpenAI's function tools
     (`{"type": "function", "function": {"name", "description", "parameters"}}`).
     `parameters` are `stream_generate`'s, only those that the request gives: max_tokens, temperature, top_p, top_k,
-    min_p, repetition_penalty, presence_penalty, frequency_penalty, logit_bias, seed, stop, logprobs (number of
-    alternatives, 0: the chosen token's only), block_size, verify_mode.
+    min_p, repetition_penalty, presence_penalty, frequency_penalty and their *_context_size, logit_bias, seed, stop,
+    ignore_eos, logprobs (number of alternatives, 0: the chosen token's only), block_size, verify_mode.
     `grammar` constrains the answer: "json_object", a JSON schema, or None. `thinking_budget` is the most tokens of
     reasoning. `template_arguments` go to the chat template as they are. With `continue_final` an assistant's last
     message is gone on with, instead of being answered.

@@ -37,6 +37,7 @@ def read(**fields: Any) -> Inference:
             {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": -0.1},
             {"repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": -0.1},
         ),
+        ({"presence_context_size": 64, "ignore_eos": True}, {"presence_context_size": 64, "ignore_eos": True}),
         ({"logit_bias": {"5": -100, "17": 2.5}}, {"logit_bias": {5: -100.0, 17: 2.5}}),
         ({"logit_bias": {}}, {}),
         ({"stop": "###"}, {"stop": ["###"]}),

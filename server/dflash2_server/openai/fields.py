@@ -60,6 +60,10 @@ class SamplingFields(RequestModel):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    repetition_context_size: int | None = None
+    presence_context_size: int | None = None
+    frequency_context_size: int | None = None
+    ignore_eos: bool | None = None
     seed: int | None = None
     logit_bias: dict[str, float] | None = Field(default=None, description="bias by token id, the ids as texts")
     stop: Stop | None = None
