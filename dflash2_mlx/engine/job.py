@@ -62,11 +62,6 @@ class Job:
         self._ended = False
         self._lock = threading.Lock()
 
-    @property
-    def prefilled(self) -> bool:
-        """Whether the first token has come."""
-        return self.stats.generation_tokens > 0
-
     def turn(self, cache: PrefixCache, snapshot_every: int) -> bool:
         """One chunk of the prompt, or one cycle; false when it was the last. What goes wrong is left in `error`."""
         try:
