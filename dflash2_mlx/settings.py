@@ -126,6 +126,14 @@ class ServerSettings(BaseModel):
         allow_inf_nan=False,
     )
 
+    memory_limit_gb: float | None = _field(
+        "limits",
+        None,
+        "memory that prompts may fill, weights and prefix cache included, in GiB (default: the device's)",
+        gt=0,
+        allow_inf_nan=False,
+    )
+
     cache_gb: float = _field("prefix cache", 8.0, "memory for it, in GiB; 0 turns it off", ge=0, allow_inf_nan=False)
     snapshot_every: int = _field("prefix cache", 4096, "prompt tokens between two snapshots in a long message", ge=1)
 
@@ -144,6 +152,10 @@ class ServerSettings(BaseModel):
     @property
     def max_body_bytes(self) -> int:
         return int(self.max_body_mb * 1024 * 1024)
+
+    @property
+    def memory_limit(self) -> int | None:
+        return None if self.memory_limit_gb is None else int(self.memory_limit_gb * 1024**3)
 
     @property
     def cache_bytes(self) -> int:

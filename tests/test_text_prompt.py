@@ -386,3 +386,10 @@ def test_opened_thinking_is_closed_before_what_the_assistant_has_begun() -> None
     assert build_prompt(chat, begun, continue_final=True).text.endswith("<think>\n\n</think>\n\nRo")
     called = {"role": "assistant", "content": "Ro", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
     assert not build_prompt(chat, [begun[0], called], continue_final=True).text.endswith("Ro")
+
+
+def test_a_literal_tag_of_thinking_is_text_also_where_no_template_writes_it() -> None:
+    chat = ChatTemplate(make_tokenizer(TOOLLESS))
+    think = chat.tokenizer.convert_tokens_to_ids("<think>")
+    assert chat.tokenizer.think_start_id == think
+    assert think not in build_prompt(chat, [{"role": "user", "content": "Say <think> twice"}]).ids

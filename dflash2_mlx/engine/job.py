@@ -16,6 +16,7 @@ from ..decode.request import Request
 from ..decode.state import DecodeState
 from ..decode.stats import Stats
 from ..pairs import Pair
+from .memory import Memory
 from .prefix_cache import PrefixCache
 
 # Tokens: borders within so many of a regular one make it needless, and of those so close one serves for all.
@@ -62,10 +63,11 @@ class Job:
         self._ended = False
         self._lock = threading.Lock()
 
-    def turn(self, cache: PrefixCache, snapshot_every: int) -> bool:
+    def turn(self, cache: PrefixCache, memory: Memory, snapshot_every: int) -> bool:
         """One chunk of the prompt, or one cycle; false when it was the last. What goes wrong is left in `error`."""
         try:
             if self._steps is None:
+                memory.admit(self.pair, len(self.request.prompt), cache)
                 self._steps = self._begin(cache, snapshot_every)
             step = next(self._steps)
             if (step.tokens or step.finish_reason) and not self.ended:

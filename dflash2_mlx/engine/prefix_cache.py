@@ -99,7 +99,7 @@ class PrefixCache:
             for earlier in path[:-1]:
                 earlier.mark = earlier.mark and earlier.mark.without_context()
         self._touch(path, len(tokens), node)
-        self._shrink()
+        self._shrink(self.limit)
 
     def drop(self, pair: Pair) -> None:
         """Forget everything of a pair."""
@@ -120,10 +120,14 @@ class PrefixCache:
             if source is not None and source.mark is not None:
                 source.mark.used = self._tick
 
-    def _shrink(self) -> None:
-        """Forget leaves and marks until the limit holds."""
+    def give_back(self, nbytes: int) -> None:
+        """Forget at least so many bytes, as far as there are any."""
+        self._shrink(max(0, self.figures.nbytes - nbytes))
+
+    def _shrink(self, limit: int) -> None:
+        """Forget leaves and marks until no more than `limit` bytes are held."""
         nodes = self._count()
-        while self.figures.nbytes > self.limit:
+        while self.figures.nbytes > limit:
             _forget(min(nodes, key=_last_use))
             self.figures.evictions += 1
             nodes = self._count()

@@ -23,6 +23,7 @@ from ..decode.generate import TokenStep
 from ..errors import EngineBusy, QueueFull
 from ..pairs import Pair
 from .job import Job
+from .memory import Memory
 from .prefix_cache import PrefixCache
 from .totals import Totals
 
@@ -37,12 +38,13 @@ _CLOSING = "the server is shutting down"
 class EngineOptions:
     """Most requests served at once and waiting, bytes of prefix cache, tokens between snapshots, seconds of a turn.
 
-    `watchdog_seconds` 0 turns the watchdog off.
+    `watchdog_seconds` 0 turns the watchdog off; `memory_limit` None is the device's.
     """
 
     max_active: int = 4
     max_queue: int = 64
     cache_bytes: int = 8 << 30
+    memory_limit: int | None = None
     snapshot_every: int = 4096
     watchdog_seconds: float = 300.0
 
@@ -53,6 +55,7 @@ class Engine:
     def __init__(self, options: EngineOptions | None = None) -> None:
         self.options = options or EngineOptions()
         self.cache = PrefixCache(self.options.cache_bytes)
+        self.memory = Memory(self.options.memory_limit)
         self.totals = Totals()
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._waiting: deque[Job] = deque()
@@ -138,6 +141,7 @@ class Engine:
 
         def forget() -> None:
             self.cache.drop(pair)
+            self.memory.drop(pair)
             mx.clear_cache()
 
         return self.call(forget)
@@ -211,7 +215,7 @@ class Engine:
         with self._changed:
             self._turn_since = begin
         try:
-            goes_on = not job.ended and job.turn(self.cache, self.options.snapshot_every)
+            goes_on = not job.ended and job.turn(self.cache, self.memory, self.options.snapshot_every)
         finally:
             took = time.monotonic() - begin
             with self._changed:

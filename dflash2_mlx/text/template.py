@@ -247,13 +247,14 @@ def unmarked(text: str) -> str:
 def control_tokens(tokenizer: Any, template: str = "") -> list[str]:
     """Texts of the tokens that steer a model, longest first.
 
-    These are the special ones, and of the other added ones those that the chat template writes or that
-    look like `<|this|>`. Added runs of blanks and HTML tags, which some vocabularies have, are text.
+    These are the special ones, and of the other added ones those that the chat template writes, that begin or end
+    thinking, or that look like `<|this|>`. Added runs of blanks and HTML tags, which some vocabularies have, are text.
     """
     found = []
+    thinking = {getattr(tokenizer, name, None) for name in ("think_start", "think_end")}
     for token in tokenizer.added_tokens_decoder.values():
         text = str(token)
-        steers = token.special or text in template or re.fullmatch(r"<\|.+>|<.+\|>", text)
+        steers = token.special or text in template or text in thinking or re.fullmatch(r"<\|.+>|<.+\|>", text)
         if text.strip() and steers:
             found.append(text)
     return sorted(found, key=len, reverse=True)

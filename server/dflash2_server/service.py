@@ -103,6 +103,7 @@ def open_service(settings: ServerSettings, progress: Progress | None = None) -> 
             max_active=settings.max_active,
             max_queue=settings.max_queue,
             cache_bytes=settings.cache_bytes,
+            memory_limit=settings.memory_limit,
             snapshot_every=settings.snapshot_every,
             watchdog_seconds=settings.watchdog_seconds,
         )

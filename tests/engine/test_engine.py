@@ -364,6 +364,25 @@ def test_what_a_request_costs_is_its_own_time(make: Callable[..., Bench]) -> Non
     assert bench.engine.totals.service_seconds < 2 * max(costs)
 
 
+def test_a_prompt_that_does_not_fit_is_refused_and_prefixes_make_room(make: Callable[..., Bench]) -> None:
+    bench = make()
+    memory, cache = bench.engine.memory, bench.engine.cache
+    each = bench.engine.call(lambda: memory.row_bytes(bench.pair)).result(WAIT)
+    assert each == 4 * 2 * 2 * 16 * 4  # layers, keys and values, heads, their size, float32
+    bench.ask(tiny.random_prompt(600))[1].wait()
+    held = cache.figures.nbytes
+    assert held > 600 * each
+    active = bench.engine.call(mx.get_active_memory).result(WAIT)
+    memory.limit = active + 100 * each
+    assert bench.ask(tiny.random_prompt(200, seed=1))[1].wait().reasons == ["length"]
+    assert cache.figures.evictions > 0
+    refused = bench.ask(tiny.random_prompt(200_000 // 64, seed=2) * 64)[1].wait()
+    assert isinstance(refused.error, EngineBusy)
+    assert "shorten it" in str(refused.error)
+    assert not refused.tokens
+    assert bench.ask(tiny.random_prompt(5))[1].wait().reasons == ["length"]
+
+
 def test_calls_run_on_the_engines_thread_and_hand_errors_back(make: Callable[..., Bench]) -> None:
     bench = make()
     assert bench.engine.call(threading.current_thread).result(WAIT).name == "mlx"

@@ -148,8 +148,7 @@ def test_an_unbounded_context_outlives_the_leaf_that_held_it(kind: str, folder: 
     Run(cache, pair, prompt, borders={60, 120})
     for length in (60, 120):
         cache.restore(pair, [*prompt[:length], 0])  # used later than the leaf
-    cache.limit = cache.figures.nbytes - 1
-    cache._shrink()
+    cache.give_back(1)
     assert cache.figures.evictions == 1
     cache.limit = ROOM
     again = Run(cache, pair, prompt)
