@@ -77,6 +77,7 @@ VALUES: list[tuple[str, str, Any]] = [
     ("max_tokens", "100", 100),
     ("prefill_step_size", "512", 512),
     ("watchdog_seconds", "0", 0.0),
+    ("memory_limit_gb", "1.5", 1.5),
     ("cache_gb", "0", 0.0),
     ("snapshot_every", "1000", 1000),
     ("keep_alive_seconds", "2.5", 2.5),
