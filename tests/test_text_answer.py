@@ -249,18 +249,6 @@ def test_content_goes_on_after_a_call_as_it_was_written() -> None:
     assert parsed(JSON, list(f"{call}\n\nb")) == [Call("noop", {}), Content("b")]
 
 
-def test_unsplit_reasoning_is_content_between_tags() -> None:
-    call = f'{OPEN}{{"name": "noop", "arguments": {{}}}}{CLOSE}'
-    for prompt, text in (("<think>\n", "a</think>\n\nb"), ("", "<think>a</think>b")):
-        found = parsed(JSON, list(text), prompt=prompt, split_reasoning=False)
-        assert found == [Content("<think>\na\n</think>\n\nb")]
-    assert parsed(JSON, [f"<think>a</think>{call}"], split_reasoning=False) == [
-        Content("<think>\na\n</think>"),
-        Call("noop", {}),
-    ]
-    assert parsed(JSON, ["<think>cut"], split_reasoning=False) == [Content("<think>\ncut")]
-
-
 def test_a_response_format_of_mlx_lm() -> None:
     tokenizer = make_tokenizer(SHOWS_TOOLS, "muse_spark", response_format=RESPONSE_FORMAT)
     call = '<atem:function_calls><atem:invoke name="noop"><atem:parameter name="city">x</atem:parameter></atem:invoke>'

@@ -18,7 +18,6 @@ from dflash2_mlx.text.grammar import (
     Grammar,
     GrammarConstraint,
     GrammarFactory,
-    json_object_grammar,
     json_schema_grammar,
 )
 from tests.chat_doubles import make_tokenizer
@@ -81,7 +80,7 @@ def factory() -> GrammarFactory:
 
 @cache
 def grammar(name: str) -> Grammar:
-    return json_object_grammar() if name == "any object" else json_schema_grammar(SCHEMAS[name])
+    return json_schema_grammar({"type": "object"} if name == "any object" else SCHEMAS[name])
 
 
 def constraint(name: str, *, vocab_size: int = SIZE, ends: tuple[int, ...] | None = None) -> GrammarConstraint:
@@ -276,7 +275,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     made = grammar("any object")
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(RequestError, match=r"pip install 'dflash2-mlx\[grammar\]'") as caught:
-        json_object_grammar()
+        json_schema_grammar({"type": "object"})
     assert caught.value.param == "response_format"
     with pytest.raises(RequestError, match=r"dflash2-mlx\[grammar\]"):
         GrammarFactory(make_tokenizer()).constraint(made, vocab_size=SIZE)

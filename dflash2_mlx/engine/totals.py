@@ -23,6 +23,7 @@ class Totals:
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     dropped_blocks: int = 0
+    queue_seconds: float = 0.0
     prompt_seconds: float = 0.0
     generation_seconds: float = 0.0
     accepted_by_position: list[int] = field(default_factory=list)
@@ -47,6 +48,7 @@ class Totals:
         for i, accepted in enumerate(stats.accepted_by_position):
             self.accepted_by_position[i] += accepted
         if job.started is not None:
+            self.queue_seconds += job.started - job.submitted
             weight = _RECENT if self.service_seconds else 1.0
             self.service_seconds += weight * (job.cost - self.service_seconds)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from .harmony import HarmonyParser
 from .markers import NORMAL, REASONING, START, TOOL, Marker, Markers, Stretch
-from .parts import Call, Caller, Content, Flow, Parser, Part, Reasoning, Unsplit, merged
-from .reasoning import thinking_markers, thinking_transitions
+from .parts import Call, Caller, Content, Flow, Parser, Part, Reasoning, merged
+from .reasoning import thinking_transitions
 from .tools import ToolFormat, tool_format
 
 _HIDDEN = "header"  # a state of mlx-lm's response formats: its text says whom a message is for
@@ -21,21 +21,17 @@ def answer_parser(
     prompt_text: str,
     *,
     tools: Sequence[Mapping[str, Any]] = (),
-    split_reasoning: bool = True,
     calls: ToolFormat | None = None,
 ) -> Parser:
     """The parser for the answer to a rendered prompt, whose end tells what the answer begins in.
 
     `tokenizer` is mlx-lm's `TokenizerWrapper`; the text is decoded with the texts of special tokens, but for those that
-    end it. Without `tools` the markers of calls are content. Without `split_reasoning` the reasoning comes as content,
-    between the model's tags. `calls` is `tool_format(tokenizer)`, where it is at hand.
+    end it. Without `tools` the markers of calls are content. `calls` is `tool_format(tokenizer)`, where it is at hand.
     """
     calls = calls or tool_format(tokenizer)
     if calls.name == "harmony":
-        parser: Parser = HarmonyParser(prompt_text, calls, tools=tools)
-    else:
-        parser = AnswerParser(tokenizer, prompt_text, calls, tools=tools)
-    return parser if split_reasoning else Unsplit(parser, thinking_markers(tokenizer))
+        return HarmonyParser(prompt_text, calls, tools=tools)
+    return AnswerParser(tokenizer, prompt_text, calls, tools=tools)
 
 
 class AnswerParser:

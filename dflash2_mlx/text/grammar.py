@@ -44,11 +44,6 @@ def json_schema_grammar(schema: Any, *, param: str = "response_format", lead: st
     return lark_grammar(f"start: {lead} value\nvalue: {json_rule(schema)}\n", param)
 
 
-def json_object_grammar(*, param: str = "response_format") -> Grammar:
-    """Any JSON object."""
-    return json_schema_grammar({"type": "object"}, param=param)
-
-
 def lark_grammar(text: str, param: str) -> Grammar:
     """A checked grammar in llguidance's dialect of Lark."""
     matcher = llguidance_for(param).LLMatcher

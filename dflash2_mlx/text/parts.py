@@ -152,29 +152,3 @@ def merged(parts: Iterable[Part]) -> list[Part]:
             else:
                 found.append(part)
     return found
-
-
-class Unsplit:
-    """A parser whose reasoning goes out as content, between tags: for clients that know no other way."""
-
-    def __init__(self, parser: Parser, markers: tuple[str, str]) -> None:
-        self._parser = parser
-        self._start, self._end = markers
-        self._inside = False
-
-    def feed(self, text: str) -> list[Part]:
-        return merged(self._told(self._parser.feed(text)))
-
-    def finish(self) -> list[Part]:
-        return merged(self._told(self._parser.finish()))
-
-    def _told(self, parts: Iterable[Part]) -> Iterable[Part]:
-        for part in parts:
-            if isinstance(part, Reasoning):
-                yield Content(part.text if self._inside else f"{self._start}\n{part.text}")
-                self._inside = True
-                continue
-            if self._inside:
-                yield Content(f"\n{self._end}" + ("" if isinstance(part, Call) else "\n\n"))
-                self._inside = False
-            yield part

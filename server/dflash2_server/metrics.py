@@ -53,6 +53,7 @@ class EngineCollector(Collector):
         for reason, count in sorted(totals.by_reason.items()):
             ended.add_metric((self._model, reason), count)
         yield ended
+        yield self._counter("dflash2_queue_seconds", "Time that requests have waited for a turn.", totals.queue_seconds)
         yield self._counter("dflash2_prompt_tokens", "Prompt tokens, cached ones included.", totals.prompt_tokens)
         yield self._counter("dflash2_cached_tokens", "Prompt tokens from the prefix cache.", totals.cached_tokens)
         yield self._counter("dflash2_generation_tokens", "Generated tokens.", totals.generation_tokens)

@@ -152,6 +152,8 @@ def test_requests_that_wait_come_in_order_of_arrival(make: Callable[..., Bench])
     firsts = [each.times[0] for each in heard]
     assert firsts == sorted(firsts)
     assert all(a.times[-1] <= b.times[0] for a, b in pairwise(heard))
+    bench.engine.call(lambda: None).result(WAIT)
+    assert bench.engine.totals.queue_seconds > heard[3].times[-1] - heard[0].times[-1]
 
 
 def test_active_requests_take_turns(make: Callable[..., Bench]) -> None:
