@@ -150,6 +150,16 @@ class ServerSettings(BaseModel):
     no_ui: bool = _field("protocols", False, "reserved: there is no page yet")
 
     @property
+    def drafter(self) -> str | None:
+        """The drafter as `load` takes it."""
+        return None if self.draft == "none" else self.draft
+
+    @property
+    def quantize(self) -> str | None:
+        """The drafter's quantisation as `load` takes it."""
+        return None if self.draft_quant == "off" else self.draft_quant
+
+    @property
     def max_body_bytes(self) -> int:
         return int(self.max_body_mb * 1024 * 1024)
 

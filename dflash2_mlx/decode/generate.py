@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -37,7 +37,7 @@ class TokenStep:
 
 def generate_tokens(
     target: Target, proposer: Proposer | None, request: Request, state: DecodeState, stats: Stats
-) -> Iterator[TokenStep]:
+) -> Generator[TokenStep]:
     """Run one request. `state` is left at the emitted tokens whenever the iterator ends or is closed, in any thread.
 
     Raises DecodeError when a row of the target is not finite; the tokens before it have been given.

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Protocol
 
@@ -15,11 +15,13 @@ from ..decode.generate import TokenStep, generate_tokens
 from ..decode.request import Request
 from ..decode.state import DecodeState
 from ..decode.stats import Stats
+from ..errors import DFlashError
 from ..pairs import Pair
 from .memory import Memory
 from .prefix_cache import PrefixCache
 
-# Tokens: borders within so many of a regular one make it needless, and of those so close one serves for all.
+# Tokens: borders within so many of a regular one make it needless, and of those so close one serves for all. Chosen
+# small beside a chunk of 2,048 and larger than a turn's head; not measured.
 _NEAR, _CLOSE = 256, 32
 # Templates word a turn's head anew in the next prompt, so that a point to come back to has to lie before it.
 _BEFORE_END = 16
@@ -59,7 +61,7 @@ class Job:
         self.enough = False  # cancelled since all that was wanted is there
         self.cancelled = threading.Event()
         self.state: DecodeState | None = None
-        self._steps: Iterator[TokenStep] | None = None
+        self._steps: Generator[TokenStep] | None = None
         self._ended = False
         self._lock = threading.Lock()
 
@@ -77,7 +79,7 @@ class Job:
             if not self.ended:
                 self.reason = "stop" if self.enough else step.finish_reason
         except Exception as error:  # of the model, or of whoever listens: the next request must not suffer
-            log.exception("request %d failed", self.number)
+            log.error("request %d failed: %s", self.number, error, exc_info=not isinstance(error, DFlashError))
             traceback.clear_frames(error.__traceback__)  # they hold the caches
             self.reason, self.error = "error", error
             return False
@@ -101,12 +103,11 @@ class Job:
 
     def close(self) -> None:
         """Leave the models alone; on the engine's thread."""
-        close = getattr(self._steps, "close", None)
-        if close is not None:
-            close()
+        if self._steps is not None:
+            self._steps.close()
         self._steps = self.state = None
 
-    def _begin(self, cache: PrefixCache, snapshot_every: int) -> Iterator[TokenStep]:
+    def _begin(self, cache: PrefixCache, snapshot_every: int) -> Generator[TokenStep]:
         self.started = time.monotonic()
         prompt = self.request.prompt
         restored = cache.restore(self.pair, prompt)
@@ -125,10 +126,8 @@ class Job:
     def _keep(self, cache: PrefixCache) -> None:
         """The whole of it, a cancelled prefill too."""
         try:
-            close = getattr(self._steps, "close", None)
-            if close is not None:
-                close()
-            if self.state is not None:
+            if self._steps is not None and self.state is not None:
+                self._steps.close()  # the caches stand at the emitted tokens then
                 cache.store(self.pair, self.state)
         except Exception:  # the answer is whole all the same
             log.exception("request %d: its prefix is not kept", self.number)

@@ -19,8 +19,8 @@ from ..target.rollback import flatten, is_trimmable
 from .prefix_tree import Mark, Node
 
 # A drafter that slides needs the rows before its next block. Up to so many tokens are run again where that gives them
-# back; a longer stretch costs more than the acceptance that a short context loses for as many tokens. Nor are many
-# run for a few rows.
+# back, and no more than so many for each row: a judgement, not measured (a prefill's tokens are cheap beside an
+# answer's, but a short context mends itself within a window).
 _RERUN, _RERUN_A_ROW = 512, 32
 
 

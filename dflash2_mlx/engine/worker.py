@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_CLOSING = "the server is shutting down"
+CLOSING = "the server is shutting down"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ class Engine:
             jobs = self._give_up()
             self._changed.notify_all()
         for job in jobs:
-            job.end(EngineBusy(_CLOSING))
+            job.end(EngineBusy(CLOSING))
         if self._thread.is_alive():
             self._thread.join(timeout)
 
@@ -148,7 +148,7 @@ class Engine:
 
     def _refuse_when_busy(self) -> None:
         if self._closing:
-            raise EngineBusy(_CLOSING)
+            raise EngineBusy(CLOSING)
         if self._stalled:
             raise EngineBusy(self._standstill())
         if not self._thread.is_alive():
@@ -188,7 +188,7 @@ class Engine:
             self._finish(job)
         for future, _ in self._calls:
             if future.set_running_or_notify_cancel():
-                future.set_exception(EngineBusy(_CLOSING))
+                future.set_exception(EngineBusy(CLOSING))
 
     def _next(self) -> Callable[[], None] | None:
         """The next piece of work; waits for one. None: the engine is closed."""

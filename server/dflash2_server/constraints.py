@@ -15,13 +15,13 @@ ANY_OBJECT = {"type": "object"}
 
 
 class Constraints:
-    """Makes the constraints of one pair's requests."""
+    """Makes the constraints of one pair's requests. `reasoning_end` are the tokens that end reasoning, if any."""
 
     def __init__(self, pair: Pair, tool_format: str | None) -> None:
         self._pair, self._tool_format = pair, tool_format
         self._factory = GrammarFactory(pair.tokenizer)
         self._harmony = tool_format == "harmony"
-        self._starts, self._ends = _reasoning_tokens(pair.tokenizer, self._harmony)
+        self._starts, self.reasoning_end = _reasoning_tokens(pair.tokenizer, self._harmony)
 
     def of(self, inference: Inference, *, inside_reasoning: bool) -> Constraint | None:
         """The constraint of one answer, None where it is free; `inside_reasoning`: the prompt has opened it.
@@ -34,11 +34,11 @@ class Constraints:
             silent = inference.reasoning in ("off", "none")
             made.append(self._after_reasoning(grammar, inside_reasoning, silent))
         # Without reasoning every budget is kept.
-        if inference.thinking_budget is not None and self._ends:
+        if inference.thinking_budget is not None and self.reasoning_end:
             made.append(
                 ThinkingBudget(
                     inference.thinking_budget,
-                    self._ends,
+                    self.reasoning_end,
                     inside_reasoning,
                     self._starts,
                     self._pair.target.vocab_size,
@@ -75,11 +75,11 @@ class Constraints:
         tokenizer: Any = self._pair.tokenizer
         size = self._pair.target.vocab_size
         inner = self._factory.constraint(grammar, vocab_size=size)
-        if (silent and not inside) or not self._ends:
+        if (silent and not inside) or not self.reasoning_end:
             return inner
         return AfterReasoning(
             inner,
-            self._ends,
+            self.reasoning_end,
             inside,
             self._starts,
             vocab_size=size,

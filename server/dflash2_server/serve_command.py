@@ -63,7 +63,7 @@ def check(settings: ServerSettings) -> None:
     from dflash2_server.security import check_exposure
 
     check_exposure(settings)
-    parse_spec(None if settings.draft_quant == "off" else settings.draft_quant)
+    parse_spec(settings.quantize)
 
 
 def banner(settings: ServerSettings, model: ModelInfo, url: str, memory: int) -> str:
@@ -95,7 +95,7 @@ def memory_in_use() -> int:
 def _drafter(settings: ServerSettings, model: ModelInfo) -> str:
     if model.drafter is None:
         return f"none: {model.fallback_reason}" if model.fallback_reason else "none"
-    quant = "not quantised" if settings.draft_quant == "off" else f"quantised to {settings.draft_quant}"
+    quant = f"quantised to {settings.quantize}" if settings.quantize else "not quantised"
     return f"{model.drafter}, {quant}"
 
 

@@ -101,7 +101,7 @@ class ServedPair:
             self._parser(prompt, tools) if chat else WholeText(),
             loop,
             single_call=bool(tools) and not inference.parallel_tool_calls,
-            reasoning_end=getattr(self._tokenizer, "think_end_tokens", None) or (),
+            reasoning_end=self._constraints.reasoning_end,
             finished=lambda text, tokens: later(lambda: self._remember(prompt, text, tokens)),
         )
         return Prepared(Job(self.pair, run.request, answer, borders=frozenset(prompt.borders)), answer)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from dflash2_mlx.engine.worker import Engine, EngineOptions
+from dflash2_mlx.engine.worker import CLOSING, Engine, EngineOptions
 from dflash2_mlx.errors import EngineBusy, ModelNotFound
 from dflash2_mlx.pairs import Pair, Progress, load
 from dflash2_mlx.settings import ServerSettings
@@ -20,7 +20,6 @@ from dflash2_server.served import ServedPair
 T = TypeVar("T")
 
 ANY_NAME = "*"
-_CLOSING = "the server is shutting down"
 
 
 class EngineService:
@@ -82,13 +81,13 @@ class EngineService:
         try:
             waiting = self._text_thread.submit(function)
         except RuntimeError:  # the thread has been shut down
-            raise EngineBusy(_CLOSING) from None
+            raise EngineBusy(CLOSING) from None
         try:
             return await asyncio.wrap_future(waiting)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if waiting.cancelled() and not (task and task.cancelling()):
-                raise EngineBusy(_CLOSING) from None
+                raise EngineBusy(CLOSING) from None
             raise
 
     def _later(self, function: Callable[[], None]) -> None:
@@ -120,8 +119,8 @@ def open_service(settings: ServerSettings, progress: Progress | None = None) -> 
 def _load(settings: ServerSettings, progress: Progress | None) -> Pair:
     return load(
         settings.model,
-        None if settings.draft == "none" else settings.draft,
-        quantize=None if settings.draft_quant == "off" else settings.draft_quant,
+        settings.drafter,
+        quantize=settings.quantize,
         dtype=settings.dtype,
         allow_fallback=settings.allow_fallback,
         progress=progress,

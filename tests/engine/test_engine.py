@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -339,20 +340,25 @@ def test_nothing_of_a_request_stays_behind(make: Callable[..., Bench]) -> None:
     bench = make(cache_bytes=0)
     gc.disable()
     try:
-        for prompt, gate in ((tiny.random_prompt(9), lambda: None), (tiny.random_prompt(9), _fail)):
-            job, heard = bench.ask(prompt, Heard(gate))
-            while job.state is None and not heard.finished.is_set():
-                time.sleep(0.0005)
-            state = weakref.ref(job.state) if job.state else None
+        for error in (None, DecodeError("at fault")):
+            held = threading.Event()
+            job, heard = bench.ask(tiny.random_prompt(9), Heard(partial(_wait_then, held, error)))
+            assert heard.first.wait(WAIT)
+            assert job.state is not None
+            state = weakref.ref(job.state)
+            held.set()
             heard.wait()
+            assert (heard.error is None) == (error is None)
             bench.engine.call(lambda: None).result(WAIT)
-            assert state is None or state() is None
+            assert state() is None
     finally:
         gc.enable()
 
 
-def _fail() -> None:
-    raise DecodeError("at fault")
+def _wait_then(held: threading.Event, error: Exception | None) -> None:
+    held.wait(WAIT)
+    if error is not None:
+        raise error
 
 
 def test_what_a_request_costs_is_its_own_time(make: Callable[..., Bench]) -> None:

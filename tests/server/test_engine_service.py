@@ -224,6 +224,7 @@ def test_parallel_calls_and_only_one_where_they_are_not_wanted(scripted: Callabl
 
 def test_a_forced_call_is_a_call_whatever_the_target_wants(scripted: Callable[[], Pair]) -> None:
     async def test() -> None:
+        checked = 0
         async with serving(scripted) as service:
             for choice in ("required", NamedTool("get_weather")):
                 for mode in ("dflash", "off"):
@@ -245,6 +246,8 @@ def test_a_forced_call_is_a_call_whatever_the_target_wants(scripted: Callable[[]
                     call = next(event for event in events if isinstance(event, ToolCall))
                     assert call.name == "get_weather"
                     assert isinstance(json.loads(call.arguments)["city"], str)
+                    checked += 1
+        assert checked
 
     run(test)
 
