@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from dflash2_mlx import cli
-from dflash2_mlx.chat import doctor, facts, machine
+from dflash2_mlx import facts
+from dflash2_mlx.chat import doctor, machine
 from dflash2_mlx.errors import CheckpointError, ModelNotFound
 
 TARGET = {

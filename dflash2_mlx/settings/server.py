@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic import ValidationError as Invalid
 from pydantic.fields import FieldInfo
 
-from .errors import RequestError
+from ..errors import RequestError
 
 PREFIX = "DFLASH2_"
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")

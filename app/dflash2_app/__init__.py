@@ -1,0 +1,1 @@
+"""The model manager: its pages and its window."""

@@ -1,0 +1,1 @@
+"""Models and drafters on disk."""
