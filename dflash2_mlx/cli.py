@@ -26,6 +26,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("dflash2_mlx.chat.generate_command", "Answer one prompt and leave."),
     "chat": ("dflash2_mlx.chat.chat_command", "Talk with a model in the terminal."),
     "serve": ("dflash2_server.serve_command", "Serve OpenAI's and Anthropic's protocols on a local port."),
+    "app": ("dflash2_app.app_command", "Open the model manager in a window, with the server behind it."),
+    "service": ("dflash2_server.service_command", "Start the server at login (macOS)."),
+    "config": ("dflash2_server.config_command", "Show and change the settings of models and of the server."),
     "doctor": ("dflash2_mlx.chat.doctor", "Tell what is installed, the memory, and whether a pair fits."),
 }
 

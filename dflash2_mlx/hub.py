@@ -6,7 +6,8 @@ from pathlib import Path
 
 from .errors import ModelNotFound
 
-_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+# Patterns of the files that the runtime reads; `*` crosses folders.
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
 
 
 def resolve(name: str) -> Path:
@@ -40,7 +41,7 @@ def _download(repository: str) -> Path:
     from huggingface_hub.errors import RepositoryNotFoundError as Missing
 
     try:
-        return Path(snapshot_download(repository, allow_patterns=_FILES))
+        return Path(snapshot_download(repository, allow_patterns=FILES))
     except GatedRepoError:
         cause = "is gated: accept its terms on the Hub and log in (hf auth login)"
     except Missing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,9 @@ from .drafter.load import load_drafter
 from .drafter.propose import Drafter
 from .drafter.quantization import parse_spec
 from .errors import CheckpointError, DFlashError, PairError
+from .facts import text_config
 from .target.adapter import Target
+from .target.identity import checkpoint_identity
 from .target.load import load_target
 
 if TYPE_CHECKING:
@@ -53,13 +55,38 @@ _PUBLISHED: list[tuple[TargetFacts, str, str]] = [
 ]
 
 
-def published_drafter(facts: TargetFacts, name: str = "") -> str | None:
-    """The Hub id of the published drafter for a target of those facts; among several, the one that `name` hints at."""
+def target_facts(config: Mapping[str, Any], vocabulary: int | None = None) -> TargetFacts:
+    """What a target's config tells of it, nested or not; `vocabulary` stands in for a vocab_size that it leaves out.
+
+    Raises CheckpointError for a drafter's config, and where it does not tell.
+    """
+    if is_drafter(config):
+        raise CheckpointError("this is a drafter, no chat model: give it with --draft, and its target with --model")
+    text = text_config(config)
+    sizes = {name: text.get(name, config.get(name)) for name in ("hidden_size", "num_hidden_layers", "vocab_size")}
+    if sizes["vocab_size"] is None:
+        sizes["vocab_size"] = vocabulary
+    for name, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int | float) or size < 1 or size % 1:
+            raise CheckpointError(f"the target's config does not tell {name!r}")
+    return TargetFacts(*(int(size) for size in sizes.values()))
+
+
+def published_drafter(facts: TargetFacts, name: str = "", *, warn: bool = True) -> str | None:
+    """The Hub id of the published drafter for a target of those facts; among several, the one that `name` hints at.
+
+    `warn` logs it where the shape alone decides.
+    """
     fitting = [(word, drafter) for known, word, drafter in _PUBLISHED if known == facts]
     hinted = [drafter for word, drafter in fitting if word in name.lower()]
-    if fitting and not hinted:
+    if fitting and not hinted and warn:
         log.warning("%s is taken for %s by its shape alone: --draft names another", fitting[0][1], name or tuple(facts))
     return next(iter(hinted or [drafter for _, drafter in fitting]), None)
+
+
+def published_drafters() -> list[str]:
+    """The Hub ids of all published drafters that are known here."""
+    return [drafter for _, _, drafter in _PUBLISHED]
 
 
 def misfits(config: DrafterConfig, facts: TargetFacts) -> list[str]:
@@ -84,6 +111,8 @@ class Pair:
     fallback_reason: str | None = None
     defaults: dict[str, float] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+    # Stands for the checkpoints, for what is kept on disk; None: not loaded from folders.
+    identity: str | None = None
 
     def __post_init__(self) -> None:
         if self.drafter is None:
@@ -103,6 +132,11 @@ class Pair:
     def engine(self) -> str:
         """The engine in force: plain, dflash or dflash2."""
         return self.drafter.engine if self.drafter else "plain"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Options that are not in force, each with its reason."""
+        return self.drafter.notes if self.drafter else ()
 
     @property
     def block_size(self) -> int:
@@ -131,6 +165,8 @@ def load(
     *,
     quantize: str | None = None,
     dtype: str | None = None,
+    draft_window: int | None = None,
+    draft_sink: int = 0,
     allow_fallback: bool = False,
     progress: Progress | None = None,
 ) -> Pair:
@@ -138,8 +174,10 @@ def load(
 
     `drafter` None decodes plainly; "auto" takes the published drafter for the target's shape and decodes plainly,
     with the reason in `fallback_reason`, where none is known. `quantize` packs the drafter at load
-    (`w4a16:gs64`), `dtype` is the target's compute dtype. A drafter that does not load or fit fails the load, unless
-    `allow_fallback`: then the pair is plain and says why. `progress` is called with "target" or "drafter" and a share.
+    (`w4a16:gs64`), `dtype` is the target's compute dtype. The drafter sees context at distances below `draft_window`
+    (None: as its checkpoint says) and the first `draft_sink` tokens at any distance. A drafter that does not load or
+    fit fails the load, unless `allow_fallback`: then the pair is plain and says why. `progress` is called with
+    "target" or "drafter" and a share.
 
     Raises ModelNotFound, CheckpointError, PairError, TargetError or RequestError.
     """
@@ -154,7 +192,8 @@ def load(
         log.warning("plain decoding: %s", reason)
         return replace(pair, fallback_reason=reason)
     try:
-        return _with_drafter(pair, name, quantize, report)
+        options = {"spec": quantize, "draft_window": draft_window, "draft_sink": draft_sink}
+        return _with_drafter(pair, name, options, report)
     except DFlashError as error:
         if not allow_fallback:
             raise
@@ -173,7 +212,7 @@ def _load_target(model: str, dtype: str | None, report: Progress) -> Pair:
         raise CheckpointError(
             f"{model} is a DFlash drafter, no chat model: give it with --draft, its target with --model"
         )
-    unpack = model == DEMO and _packed_is_slow()
+    unpack = model == DEMO and packed_is_slow()
     loaded = load_target(folder, dtype=dtype, dequantize=unpack, progress=lambda share: report("target", share))
     return Pair(
         Target(loaded.model),
@@ -181,6 +220,7 @@ def _load_target(model: str, dtype: str | None, report: Progress) -> Pair:
         model_name=model,
         defaults=loaded.defaults,
         config=loaded.config,
+        identity=checkpoint_identity(folder, dtype, unpack),
     )
 
 
@@ -188,7 +228,7 @@ def _drafter_for(pair: Pair) -> str | None:
     return DEMO if pair.model_name == DEMO else published_drafter(pair.facts, pair.model_name)
 
 
-def _with_drafter(pair: Pair, name: str, quantize: str | None, report: Progress) -> Pair:
+def _with_drafter(pair: Pair, name: str, options: dict[str, Any], report: Progress) -> Pair:
     if name == DEMO:
         from .demo.paths import drafter_path
 
@@ -196,13 +236,14 @@ def _with_drafter(pair: Pair, name: str, quantize: str | None, report: Progress)
     else:
         folder = hub.resolve(name)
     report("drafter", 0.0)
-    unpack = name == DEMO and _packed_is_slow()
-    drafter = load_drafter(folder, spec=quantize, dtype=pair.target.drafter_dtype, dequantize=unpack)
-    loaded = replace(pair, drafter=drafter, drafter_name=name)
+    unpack = name == DEMO and packed_is_slow()
+    drafter = load_drafter(folder, dtype=pair.target.drafter_dtype, dequantize=unpack, **options)
+    identity = checkpoint_identity(folder, pair.identity, unpack, options)
+    loaded = replace(pair, drafter=drafter, drafter_name=name, identity=identity)
     report("drafter", 1.0)
     return loaded
 
 
-def _packed_is_slow() -> bool:
+def packed_is_slow() -> bool:
     """Whether packed products cost more than plain ones: MLX's CPU backend runs them without a BLAS (docs/log.md)."""
     return bool(mx.default_device() == mx.cpu) and _blas.status().library is not None

@@ -21,6 +21,7 @@ class ContextShape:
     taps: int
     hidden: int
     context_rows: int | None = None
+    sink_rows: int = 0
 
 
 class RecordingContext:

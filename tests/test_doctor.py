@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from dflash2_mlx import cli
-from dflash2_mlx import facts
+from dflash2_mlx import cli, facts
 from dflash2_mlx.chat import doctor, machine
+from dflash2_mlx.drafter.config import parse_config
+from dflash2_mlx.drafter.quantization import parse_spec
 from dflash2_mlx.errors import CheckpointError, ModelNotFound
 
 TARGET = {
@@ -71,7 +72,7 @@ def write_model(folder: Path, config: dict[str, Any], size: int = 1000) -> str:
 def test_sizes_come_from_the_headers_of_all_files(tmp_path: Path) -> None:
     write_weights(tmp_path / "model-1.safetensors", {"a": ("BF16", (3, 5), 30), "b": ("F32", (2,), 8)})
     write_weights(tmp_path / "model-2.safetensors", {"c": ("U32", (4,), 16)})
-    assert facts.weight_bytes(tmp_path) == 54
+    assert facts.target_bytes(facts.tensors(tmp_path), {}) == 54
     assert facts.tensors(tmp_path)["a"] == facts.Tensor("BF16", (3, 5), 30)
 
 
@@ -109,7 +110,10 @@ def test_quantising_packs_attention_mlp_and_fc_alone(tmp_path: Path) -> None:
     }
     write_weights(tmp_path / "model.safetensors", tensors)
     packed = (64 * 128 + 64 * 64) * (4 / 8 + 4 / 64)
-    assert facts.packed_bytes(tmp_path, 4, 64) == packed + 64 * 16 * 4 + 128 + 512
+    found = facts.tensors(tmp_path)
+    assert facts.drafter_bytes(found, parse_spec("w4a16:gs64")) == packed + 64 * 16 * 4 + 128 + 512
+    assert facts.drafter_bytes(found) == 2 * (64 * 128 + 64 * 64) + 64 * 16 * 4 + 128 + 512
+    assert facts.drafter_bytes(found, item=4) == 4 * (64 * 128 + 64 * 64) + 64 * 16 * 4 + 256 + 1024
 
 
 @pytest.mark.parametrize(
@@ -173,7 +177,7 @@ def test_a_pair_that_fits(tmp_path: Path) -> None:
     target, drafter = write_model(tmp_path / "t", TARGET, 5000), write_model(tmp_path / "d", DRAFTER, 300)
     found = doctor.pair(target, drafter, None, 10**9)
     assert (found["verdict"], found["reasons"]) == ("fits", [])
-    assert found["needed"] == 5300 + facts.cache_bytes(TARGET) + facts.cache_bytes(DRAFTER)
+    assert found["needed"] == 5300 + facts.cache_bytes(TARGET) + facts.context_bytes(parse_config(DRAFTER))
     assert (found["drafter"]["engine"], found["drafter"]["block_size"]) == ("dflash2", 8)
     assert found["target"]["layers"] == {"full_attention": 4}
 

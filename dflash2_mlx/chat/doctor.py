@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from dflash2_mlx import facts
 from dflash2_mlx.chat import machine, options
-from dflash2_mlx.errors import CheckpointError, DFlashError, ModelNotFound
+from dflash2_mlx.errors import DFlashError, ModelNotFound
 
 if TYPE_CHECKING:
     from dflash2_mlx.pairs import TargetFacts
-
-# Above this share of the available memory the system begins to push others out.
-_TIGHT = 0.8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +90,7 @@ def pair(model: str, draft: str | None, draft_quant: str | None, available: int 
     """
     from dflash2_mlx.drafter.config import parse_config, read_config
     from dflash2_mlx.drafter.quantization import parse_spec
-    from dflash2_mlx.pairs import misfits
+    from dflash2_mlx.pairs import misfits, target_facts
 
     spec = parse_spec(draft_quant)
     found: dict[str, Any] = {"model": model, "draft": draft}
@@ -101,19 +98,20 @@ def pair(model: str, draft: str | None, draft_quant: str | None, available: int 
         target = target_folder(model)
         config = read_config(target)
         known = target_facts(config)
-        found["target"] = {"folder": str(target), **_about(config), "bytes": facts.weight_bytes(target)}
-        needed = found["target"]["bytes"] + facts.cache_bytes(config)
+        weights = facts.tensors(target)
+        item = facts.compute_bytes(weights)
+        found["target"] = {"folder": str(target), **_about(config), "bytes": facts.target_bytes(weights, config)}
+        needed = found["target"]["bytes"] + facts.cache_bytes(config, item=item)
         drafter = drafter_folder(model, draft, known)
         if drafter is not None:
             raw = read_config(drafter)
-            size = (
-                facts.packed_bytes(drafter, spec.weight_bits, spec.group_size) if spec else facts.weight_bytes(drafter)
-            )
+            item = facts.drafter_item(spec, item)
+            size = facts.drafter_bytes(facts.tensors(drafter), spec, item=item)
             found["drafter"] = {"folder": str(drafter), **_about(raw), "bytes": size}
             parsed = parse_config(raw)
             found["drafter"] |= {"engine": parsed.engine, "block_size": parsed.block_size}
             found["reasons"] = misfits(parsed, known)
-            needed += size + facts.cache_bytes(raw)
+            needed += size + facts.context_bytes(parsed, item=item)
     except DFlashError as error:
         return {**found, "error": str(error), "verdict": "not usable"}
     return {**found, "needed": needed, "available": available, "verdict": _verdict(found, needed, available)}
@@ -122,9 +120,7 @@ def pair(model: str, draft: str | None, draft_quant: str | None, available: int 
 def _verdict(found: dict[str, Any], needed: int, available: int | None) -> str:
     if found.get("reasons"):
         return "mismatch"
-    if available is None or needed <= _TIGHT * available:
-        return "fits"
-    return "tight" if needed <= available else "does not fit"
+    return "fits" if available is None else facts.verdict(needed, available)
 
 
 def _about(config: dict[str, Any]) -> dict[str, Any]:
@@ -139,20 +135,6 @@ def _about(config: dict[str, Any]) -> dict[str, Any]:
         "dtype": text.get("dtype") or text.get("torch_dtype"),
         "bits": (config.get("quantization") or {}).get("bits"),
     }
-
-
-def target_facts(config: dict[str, Any]) -> TargetFacts:
-    """Raises CheckpointError when the config does not tell what a pair is checked by."""
-    from dflash2_mlx.drafter.config import is_drafter
-    from dflash2_mlx.pairs import TargetFacts
-
-    if is_drafter(config):
-        raise CheckpointError("this is a drafter, no chat model: give it with --draft, and its target with --model")
-    text = facts.text_config(config)
-    try:
-        return TargetFacts(*(int(text[name]) for name in ("hidden_size", "num_hidden_layers", "vocab_size")))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"the target's config does not tell {error}") from error
 
 
 def target_folder(model: str) -> Path:

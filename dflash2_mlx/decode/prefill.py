@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
+from ..drafter.config import DrafterConfig
 from ..target.adapter import Target
 from .request import Request
 from .state import DecodeState
@@ -45,19 +46,27 @@ def _feed(target: Target, state: DecodeState, chunk: Sequence[int], horizon: int
     """Feed a chunk; of its tapped rows those are kept that a block after `horizon` tokens can see."""
     start, context = len(state.tokens), state.context
     tokens = mx.array([chunk])
-    visible = 0 if context is None else _first_visible(context.config.context_rows, horizon)
-    if context is None or start + len(chunk) <= visible:
+    wanted = [] if context is None else _visible(context.config, start, start + len(chunk), horizon)
+    if context is None or not wanted:
         target(tokens, state.caches)
     else:
-        skip = max(0, visible - start)
         _, taps = target.with_taps(tokens, state.caches)
-        context.append([tap[:, skip:] for tap in taps], start + skip)
+        for first, last in wanted:
+            context.append([tap[:, first - start : last - start] for tap in taps], first)
         del taps
     mx.eval([cache.state for cache in state.caches], context.arrays() if context else [])
     mx.clear_cache()
     state.tokens.extend(chunk)
 
 
-def _first_visible(context_rows: int | None, horizon: int) -> int:
-    """The first position whose context row a block after `horizon` tokens can see."""
-    return 0 if context_rows is None else max(0, horizon - context_rows)
+def _visible(config: DrafterConfig, start: int, end: int, horizon: int) -> list[tuple[int, int]]:
+    """Of positions `start` to `end`, the ranges whose context rows a block after `horizon` tokens can see."""
+    near = start if config.context_rows is None else max(start, horizon - config.context_rows)
+    sunk = min(end, config.sink_rows)
+    if sunk <= start:
+        ranges = [(near, end)]
+    elif near <= sunk:
+        ranges = [(start, end)]
+    else:
+        ranges = [(start, sunk), (near, end)]
+    return [(first, last) for first, last in ranges if first < last]

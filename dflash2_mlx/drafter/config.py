@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, RequestError
 
 DFLASH1 = "DFlashDraftModel"
 DFLASH2 = "DFlash2DraftModel"
@@ -65,6 +65,9 @@ class DrafterConfig:
     conv_group_size: int
     selector_rank: int
     selector_top_k: int
+    # Not of the checkpoint: what `narrowed` sets.
+    full_window: int | None = None  # of layers that do not slide
+    sink: int = 0
 
     @property
     def is_dflash2(self) -> bool:
@@ -81,14 +84,23 @@ class DrafterConfig:
 
     def window(self, layer_type: str) -> int | None:
         """Distance below which a context row is visible; None: always."""
-        return self.sliding_window if layer_type == SLIDING else None
+        return self.sliding_window if layer_type == SLIDING else self.full_window
+
+    def sinks(self, layer_type: str) -> int:
+        """How many of the first context rows are visible at any distance, where there is a window at all."""
+        return 0 if self.window(layer_type) is None else self.sink
 
     @property
     def context_rows(self) -> int | None:
-        """The most context rows that any block row can see; None: all of them."""
-        if FULL in self.layer_types or self.sliding_window is None:
-            return None
-        return self.sliding_window - 1
+        """The most context rows, besides `sink_rows`, that any block row can see; None: all of them."""
+        windows = [self.window(kind) for kind in self.layer_types]
+        known = [window for window in windows if window is not None]
+        return max(known) - 1 if len(known) == len(windows) else None
+
+    @property
+    def sink_rows(self) -> int:
+        """How many of the first rows any layer needs at any distance."""
+        return max(self.sinks(kind) for kind in self.layer_types)
 
 
 def is_drafter(config: Mapping[str, Any]) -> bool:
@@ -154,6 +166,30 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
     )
     _check_ranges(config)
     return config
+
+
+def narrowed(config: DrafterConfig, window: int | None, sink: int) -> DrafterConfig:
+    """With layers that see context rows below distance `window`, and the first `sink` rows at any distance.
+
+    None leaves each layer its own window. Raises RequestError (param draft_window or draft_sink) for a window in which
+    no context lies, and for one beyond the checkpoint's: the drafter was never trained on such distances.
+    """
+    if sink < 0:
+        raise RequestError(f"draft sink {sink}: it counts context rows, 0 or more", param="draft_sink")
+    if window is None:
+        return replace(config, sink=sink)
+    if window < 2:
+        raise RequestError(
+            f"draft window {window}: the drafter would see nothing of the text; use 2 or more", param="draft_window"
+        )
+    own = config.sliding_window
+    if own is not None and window > own:
+        raise RequestError(
+            f"draft window {window} is beyond the checkpoint's sliding_window {own}, on which it was trained: "
+            f"use {own} or less",
+            param="draft_window",
+        )
+    return replace(config, sliding_window=None if own is None else window, full_window=window, sink=sink)
 
 
 class _Keys:

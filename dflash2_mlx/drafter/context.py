@@ -1,13 +1,15 @@
 """The drafter's context: keys and values of committed positions, in rings whose masks come from absolute positions.
 
 Layers of one type share one stacked ring. Slot s of a ring of C slots holds the largest position below `end` that is
-congruent to s modulo C, so positions need no bookkeeping and never depend on the order of the buffer.
+congruent to s modulo C, so positions need no bookkeeping and never depend on the order of the buffer. The first
+positions that a window would lose and a setting keeps, the sinks, stand in rings of their own, which never wrap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 
@@ -94,6 +96,8 @@ class DraftContext:
             for kind in dict.fromkeys(config.layer_types)
         }
         self._starts = dict.fromkeys(self._layers, 0)
+        self._sinks: dict[str, Ring] = {}
+        self._sunk = 0  # how many of the first positions the sinks hold
         self._deferred: list[Sequence[mx.array]] = []
 
     @property
@@ -118,10 +122,21 @@ class DraftContext:
             self._make_room(1)
         return self._rings
 
+    @property
+    def sinks(self) -> dict[str, Ring]:
+        """The first `sunk` positions, for each layer type that keeps some."""
+        self.flush()
+        return self._sinks if self._sunk else {}
+
+    @property
+    def sunk(self) -> int:
+        """How many of the first positions the sinks hold; those count no longer as rows of a ring."""
+        return self._sunk
+
     def append(self, taps: Sequence[mx.array], position: int) -> None:
         """Take the tapped rows, each (1, n, H), of positions position…position+n-1.
 
-        Rows that continue the context extend it; after a gap it starts anew at `position`.
+        Rows that continue the context extend it; after a gap it starts anew at `position`, but for the sinks.
         """
         self.flush()
         self._append(taps, position)
@@ -149,18 +164,21 @@ class DraftContext:
         for kind, ring in self._rings.items():
             self._starts[kind] = min(max(self._starts[kind], self._end - ring.capacity), end)
         self._end = end
+        self._sunk = min(self._sunk, end)
 
     def copy(self) -> DraftContext:
         """An independent context at the same point; rings are immutable, so this is free."""
         self.flush()
         twin = DraftContext(self.config, self._project, self._dtype)
         twin._end, twin._starts, twin._rings = self._end, dict(self._starts), dict(self._rings)
+        twin._sunk, twin._sinks = self._sunk, dict(self._sinks)
         return twin
 
     def compact(self) -> DraftContext:
         """As `copy`, in no more memory than the rows need."""
         twin = self.copy()
         twin._rings = {kind: ring.compact(self._end) for kind, ring in self._rings.items()}
+        twin._sinks = {kind: ring.compact(self._sunk) for kind, ring in self.sinks.items()}
         return twin
 
     def missing(self, end: int) -> int:
@@ -172,16 +190,49 @@ class DraftContext:
         for kind, ring in self.rings.items():
             window = self.config.window(kind)
             first = 0 if window is None else max(0, end - window + 1)
-            kept = self._end - ring.capacity if end < self._end else 0
-            worst = max(worst, max(self._starts[kind], kept) - first)
+            have = min(max(self._starts[kind], self._end - ring.capacity), end)
+            sinks = min(self.config.sinks(kind), end)
+            known = min(self._sunk, sinks)
+            worst = max(worst, max(0, min(sinks, have) - known) + max(0, have - max(first, sinks)))
         return worst
 
     def arrays(self) -> list[mx.array]:
         """Every array held, for evaluation and for counting bytes."""
-        return [array for ring in self._rings.values() for array in (ring.keys, ring.values)]
+        rings = [*self._rings.values(), *self._sinks.values()]
+        return [array for ring in rings for array in (ring.keys, ring.values)]
+
+    def pack(self) -> dict[str, Any]:
+        """All of it as a tree of dicts, tuples, numbers and arrays, for a file."""
+        self.flush()
+        return {
+            "end": self._end,
+            "starts": dict(self._starts),
+            "rings": {kind: (ring.keys, ring.values) for kind, ring in self._rings.items()},
+            "sunk": self._sunk,
+            "sinks": {kind: (ring.keys, ring.values) for kind, ring in self._sinks.items()},
+        }
+
+    def unpack(self, tree: dict[str, Any]) -> None:
+        """Become what `pack` gave. Raises ValueError for what no context of this drafter can be."""
+        self._end, self._starts, self._sunk = int(tree["end"]), dict(tree["starts"]), int(tree["sunk"])
+        self._rings = self._unpacked(tree["rings"], self._end)
+        self._sinks = self._unpacked(tree["sinks"], self._sunk)
+        if set(self._starts) != set(self._layers) or not set(self._rings) <= set(self._layers):
+            raise ValueError(f"a drafter's context of layers {sorted(self._starts)}, not {sorted(self._layers)}")
+
+    def _unpacked(self, rings: dict[str, Any], rows: int) -> dict[str, Ring]:
+        heads, dim = self.config.num_key_value_heads, self.config.head_dim
+        for kind, (keys, values) in rings.items():
+            window = self.config.window(kind)
+            least = rows if window is None else min(rows, window - 1)
+            fits = keys.shape == (len(self._layers[kind]), heads, keys.shape[2], dim) and keys.shape[2] >= least
+            if not fits or values.shape != keys.shape or {keys.dtype, values.dtype} != {self._dtype}:
+                raise ValueError(f"a drafter's context of shape {keys.shape}, {keys.dtype}")
+        return {kind: Ring(keys, values) for kind, (keys, values) in rings.items()}
 
     def _begin(self, position: int) -> None:
-        """Forget everything; the next row is that of `position`."""
+        """Forget everything but the sinks before `position`, which is that of the next row."""
+        self._sunk = min(self._sunk, position)
         self._end = position
         self._starts = dict.fromkeys(self._layers, position)
 
@@ -191,6 +242,8 @@ class DraftContext:
             self._begin(position)
         self._end = position + count
         limit = self.config.context_rows
+        if position <= self._sunk < self.config.sink_rows:
+            self._sink(taps, position)
         if limit is not None and count > limit:
             taps, position = [tap[:, count - limit :] for tap in taps], self._end - limit
         keys, values = self._project(taps, position)
@@ -198,23 +251,46 @@ class DraftContext:
         for kind, layers in self._layers.items():
             ring = self._rings[kind]
             rows = min(keys.shape[2], ring.capacity)
-            k, v = keys[:, :, -rows:], values[:, :, -rows:]
-            if len(self._layers) > 1:
-                picked = mx.array(layers)
-                k, v = k[picked], v[picked]
+            k, v = self._of_layers(layers, keys[:, :, -rows:], values[:, :, -rows:])
             self._rings[kind] = ring.write(k, v, self._end - rows)
+
+    def _of_layers(self, layers: list[int], keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        if len(self._layers) == 1:
+            return keys, values
+        picked = mx.array(layers)
+        return keys[picked], values[picked]
+
+    def _sink(self, taps: Sequence[mx.array], position: int) -> None:
+        """Keep of the rows of positions position… those that the sinks lack."""
+        first, last = self._sunk, min(self.config.sink_rows, self._end)
+        keys, values = self._project([tap[:, first - position : last - position] for tap in taps], first)
+        for kind, layers in self._layers.items():
+            if not self.config.sinks(kind):
+                continue
+            ring = self._sinks.get(kind) or self._empty(layers, min(_SMALLEST, self.config.sink))
+            if ring.capacity < last:
+                ring = ring.grown(min(_doubled(ring.capacity, last), self.config.sink))
+            self._sinks[kind] = ring.write(*self._of_layers(layers, keys, values), first)
+        self._sunk = last
 
     def _make_room(self, end: int) -> None:
         for kind, layers in self._layers.items():
             window = self.config.window(kind)
             ring = self._rings.get(kind)
-            capacity = ring.capacity if ring else _SMALLEST
-            while capacity < end:
-                capacity *= 2
+            capacity = _doubled(ring.capacity if ring else _SMALLEST, end)
             if window is not None:
                 capacity = min(capacity, window - 1)
             if ring is None:
-                shape = (len(layers), self.config.num_key_value_heads, capacity, self.config.head_dim)
-                self._rings[kind] = Ring(mx.zeros(shape, self._dtype), mx.zeros(shape, self._dtype))
+                self._rings[kind] = self._empty(layers, capacity)
             elif capacity > ring.capacity:
                 self._rings[kind] = ring.grown(capacity)
+
+    def _empty(self, layers: list[int], capacity: int) -> Ring:
+        shape = (len(layers), self.config.num_key_value_heads, capacity, self.config.head_dim)
+        return Ring(mx.zeros(shape, self._dtype), mx.zeros(shape, self._dtype))
+
+
+def _doubled(capacity: int, needed: int) -> int:
+    while capacity < needed:
+        capacity *= 2
+    return capacity

@@ -11,25 +11,32 @@ from mlx import nn
 from mlx_lm.utils import dequantize_model, infer_quant_config
 
 from ..errors import CheckpointError
-from .config import parse_config, read_config
+from .config import DrafterConfig, narrowed, parse_config, read_config
 from .model import DraftModel
 from .propose import Drafter
 from .quantization import compute_dtype, describe, parse_spec, quantize
 
 
 def load_drafter(
-    folder: Path, *, spec: str | None = None, dtype: str | mx.Dtype | None = None, dequantize: bool = False
+    folder: Path,
+    *,
+    spec: str | None = None,
+    dtype: str | mx.Dtype | None = None,
+    dequantize: bool = False,
+    draft_window: int | None = None,
+    draft_sink: int = 0,
 ) -> Drafter:
     """The drafter in `folder`, packed by `spec` (see `parse_spec`), computing in `dtype`.
 
     Without a spec, `dtype` (bfloat16 or float32) defaults to bfloat16 unless the weights are float32, and
-    `dequantize` unpacks a packed checkpoint, for devices where packed matrices are slow. Raises CheckpointError for
-    a config or tensor that is missing, unknown or misshapen.
+    `dequantize` unpacks a packed checkpoint, for devices where packed matrices are slow. Every layer sees context rows
+    below distance `draft_window` (None: as the checkpoint says), and the first `draft_sink` at any distance. Raises
+    CheckpointError for a config or tensor that is missing, unknown or misshapen, RequestError for such an option.
     """
     wanted = parse_spec(spec)
     compute = wanted.dtype if wanted else compute_dtype(dtype)
     raw = read_config(folder)
-    config = parse_config(raw)
+    config = narrowed(parse_config(raw), draft_window, draft_sink)
     _refuse_foreign_packing(raw)
     weights = DraftModel.sanitize(read_weights(folder))
     model = DraftModel(config)
@@ -47,7 +54,13 @@ def load_drafter(
     model.freeze()
     model.eval()
     mx.eval(model.parameters())
-    return Drafter(model, quantization=describe(model))
+    return Drafter(model, quantization=describe(model), notes=_notes(config))
+
+
+def _notes(config: DrafterConfig) -> tuple[str, ...]:
+    if config.sink and not config.sink_rows:
+        return (f"draft sink {config.sink}: without a draft window every layer of this drafter sees all rows anyway",)
+    return ()
 
 
 def read_weights(folder: Path) -> dict[str, mx.array]:

@@ -55,8 +55,9 @@ class Lattice:
 class Drafter:
     """A draft model with what it needs to run: proposals, contexts, and its logits and scores for analysis."""
 
-    def __init__(self, model: DraftModel, *, quantization: str = "off") -> None:
+    def __init__(self, model: DraftModel, *, quantization: str = "off", notes: tuple[str, ...] = ()) -> None:
         self.model = model
+        self.notes = notes  # settings that are not in force, each with its reason
         self.config: DrafterConfig = model.config
         self.quantization = quantization
         self.dtype: mx.Dtype = model.norm.weight.dtype
@@ -84,7 +85,7 @@ class Drafter:
         masks = {
             kind: visibility(
                 end,
-                context.start(kind),
+                max(context.start(kind), context.sunk) if config.sinks(kind) else context.start(kind),
                 ring.capacity,
                 width,
                 window=config.window(kind),
@@ -92,6 +93,8 @@ class Drafter:
             )
             for kind, ring in rings.items()
         }
+        for kind, sinks in context.sinks.items():
+            rings[kind], masks[kind] = _with_sinks(sinks, context.sunk, rings[kind], masks[kind])
         return self.model(rows, _by_layer(config, rings), masks, end)[1:]
 
     def logits(self, target: TargetEnds, hidden: mx.array) -> mx.array:
@@ -140,6 +143,15 @@ class Drafter:
         previous = mx.concatenate([mx.zeros((1,), path.dtype), path[:-1]])
         walked = mx.take_along_axis(scores, previous[:, None, None], axis=1)[:, 0]
         return Proposal(tokens, lattice.candidates, mx.softmax(walked, axis=-1), finite)
+
+
+def _with_sinks(sinks: Ring, known: int, ring: Ring, mask: mx.array) -> tuple[Ring, mx.array]:
+    """The first `known` positions before a ring's rows, whose mask leaves those positions out."""
+    sinks = sinks.used(known)
+    keys = mx.concatenate([sinks.keys, ring.keys], axis=2)
+    values = mx.concatenate([sinks.values, ring.values], axis=2)
+    seen = mx.broadcast_to(mx.arange(sinks.capacity) < known, (mask.shape[0], sinks.capacity))
+    return Ring(keys, values), mx.concatenate([seen, mask], axis=1)
 
 
 def _by_layer(config: DrafterConfig, rings: dict[str, Ring]) -> list[tuple[mx.array, mx.array]]:

@@ -1,27 +1,33 @@
 """The prefix cache: what conversations have computed, kept in RAM for whoever begins with the same tokens.
 
 Rows of keys and values are stored once for all prefixes that share them. A target with other caches (windows, recurrent
-states) can be taken up only at marks; the drafter's context is kept with the marks too.
+states) can be taken up only at marks; the drafter's context is kept with the marks too. What leaves the RAM goes to
+disk, where a pair's limits allow it, and comes back from there.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import mlx.core as mx
 
 from ..decode.state import DecodeState
-from ..drafter.context import DraftContext
 from ..pairs import Pair
-from ..target.copies import arrays_in, compact_state, copied, put_rows, renewed, take_rows
+from ..target.copies import arrays_in, take_rows
 from ..target.rollback import flatten, is_trimmable
-from .prefix_tree import Mark, Node
+from .prefix_choice import choose, fill, knows_less, mark_of
+from .prefix_limits import CacheFigures, CacheLimits
+from .prefix_pair import PairPrefixes, last_use
+from .prefix_tree import Node
+from .ssd_writer import Writer
 
-# A drafter that slides needs the rows before its next block. Up to so many tokens are run again where that gives them
-# back, and no more than so many for each row: a judgement, not measured (a prefill's tokens are cheap beside an
-# answer's, but a short context mends itself within a window).
-_RERUN, _RERUN_A_ROW = 512, 32
+# Seconds to wait for the disk: where memory is short, and where a pair is unloaded, which takes long anyway.
+_WAIT_FOR_ROOM, _WAIT_AT_END = 10.0, 60.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -32,84 +38,136 @@ class Restored:
     known: int
 
 
-@dataclass
-class CacheFigures:
-    """Counts since the start, and what is held."""
-
-    hits: int = 0
-    misses: int = 0
-    evictions: int = 0
-    nbytes: int = 0
-    nodes: int = 0
-    marks: int = 0
-
-
-@dataclass
-class _Tree:
-    pair: Pair  # kept, so that its id is no other's
-    root: Node = field(default_factory=lambda: Node(0, (), []))
-
-
 class PrefixCache:
     """Prefixes by pair and token ids, at most `limit` bytes, the least recently used forgotten first.
 
-    All of it is called from the thread that runs the models. A limit of 0 keeps nothing.
+    All of it is called from the thread that runs the models, but for the figures. A limit of 0 keeps nothing. Nothing
+    is brought back from the disk that would take MLX beyond `memory_limit` bytes.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, ssd_folder: Path | None = None, *, memory_limit: int | None = None) -> None:
         self.limit = limit
-        self.figures = CacheFigures()
-        self._trees: dict[int, _Tree] = {}
+        self._ssd_folder, self._memory_limit = ssd_folder, memory_limit
+        self._writer = Writer()
+        self._trees: dict[int, PairPrefixes] = {}
+        self._gone = CacheFigures()  # of pairs that were dropped
         self._tick = 0
+
+    @property
+    def figures(self) -> CacheFigures:
+        """Of all pairs, those that were dropped too; any thread."""
+        return sum((tree.figures for tree in list(self._trees.values())), self._gone)
+
+    def figures_of(self, pair: Pair) -> CacheFigures:
+        """Of one pair, as they are now; any thread."""
+        tree = self._trees.get(id(pair))
+        return replace(tree.figures) if tree else CacheFigures()
+
+    def set_limits(self, pair: Pair, limits: CacheLimits) -> None:
+        """Limit what is kept of a pair, at once; also tries a disk again that had failed.
+
+        A pair whose disk tier is off has nothing on disk: what is there is deleted.
+        """
+        self._tree(pair).set_limits(limits, self._ssd_folder, self._writer)
 
     def restore(self, pair: Pair, prompt: Sequence[int]) -> Restored:
         """A new state with the longest usable prefix of `prompt`, leaving at least its last token to run."""
         state = DecodeState(pair.target, pair.drafter, keeps_marks=False)
-        path, known = self._tree(pair).root.walk(tuple(prompt[:-1]))
-        chosen = _choose(path, known, state)
+        tree, tokens = self._tree(pair), tuple(prompt[:-1])
+        path, known = tree.root.walk(tokens)
+        chosen = choose(path, known, state)
+        if self._fetch(tree, tokens, chosen.length):
+            path, known = tree.root.walk(tokens)
+            chosen = choose(path, known, state)
         if chosen.length:
-            self.figures.hits += 1
+            tree.figures.hits += 1
             self._touch(path, chosen.length, chosen.state, chosen.context)
-            _fill(state, path, chosen)
+            fill(state, path, chosen)
             state.tokens = list(prompt[: chosen.length])
         else:
-            self.figures.misses += 1
+            tree.figures.misses += 1
         return Restored(state, known)
 
     def store(self, pair: Pair, state: DecodeState) -> None:
         """Keep what `state` holds; only what is new costs anything."""
-        if self.limit <= 0 or not state.tokens:
+        tree = self._tree(pair)
+        if self.limit <= 0 or not tree.limits.enabled or not state.tokens:
             return
-        tokens = tuple(state.tokens)
-        root = self._tree(pair).root
-        path, matched = root.walk(tokens)
-        node = path[-1] if path else root
-        if matched < node.end:
-            node = node.split(matched)
-            path = [*path[:-1], node]
-        if matched < len(tokens):
-            rows = [take_rows(c, matched, len(tokens)) if is_trimmable(c) else None for c in flatten(state.caches)]
-            node = node.add(tokens[matched:], rows)
-            path.append(node)
-        if node.mark is None or _knows_less(node.mark, state):
-            node.mark = _mark(state)
+
+        def take(position: int) -> list[object]:
+            end = len(state.tokens)
+            return [take_rows(c, position, end) if is_trimmable(c) else None for c in flatten(state.caches)]
+
+        path = tree.root.place(state.tokens, take)
+        node = path[-1]
+        if node.mark is None or knows_less(node.mark, state):
+            node.mark = mark_of(state)
         mx.eval(arrays_in(node.rows), node.mark.arrays())
         if state.context is not None and state.context.unbounded:
             # Such a context serves every shorter prefix too.
             for earlier in path[:-1]:
                 earlier.mark = earlier.mark and earlier.mark.without_context()
-        self._touch(path, len(tokens), node)
+        self._touch(path, len(state.tokens), node)
+        tree.hold()
         self._shrink(self.limit)
 
     def drop(self, pair: Pair) -> None:
-        """Forget everything of a pair."""
+        """Forget everything of a pair; what is in RAM goes to disk first, where its limits allow it."""
         tree = self._trees.pop(id(pair), None)
         if tree is not None:
-            tree.root.dissolve()
-        self._count()
+            self._end([tree], _WAIT_AT_END)
 
-    def _tree(self, pair: Pair) -> _Tree:
-        return self._trees.setdefault(id(pair), _Tree(pair))
+    def close(self, timeout: float = _WAIT_AT_END) -> None:
+        """Forget everything, with what is in RAM written to disk, for `timeout` seconds at most."""
+        trees, self._trees = list(self._trees.values()), {}
+        self._end(trees, timeout)
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until nothing is left to be written to disk; any thread."""
+        return self._writer.drain(timeout)
+
+    def give_back(self, nbytes: int) -> None:
+        """Forget at least so many bytes, as far as there are any."""
+        self._shrink(max(0, self._nbytes - nbytes))
+        self._wait(_WAIT_FOR_ROOM)
+
+    @property
+    def _nbytes(self) -> int:
+        return sum(tree.figures.nbytes for tree in self._trees.values())
+
+    def _tree(self, pair: Pair) -> PairPrefixes:
+        tree = self._trees.get(id(pair))
+        if tree is None:
+            tree = self._trees[id(pair)] = PairPrefixes(pair)
+        return tree
+
+    def _end(self, trees: Sequence[PairPrefixes], timeout: float) -> None:
+        for tree in trees:
+            tree.spill_all()
+            tree.clear()
+        self._wait(timeout)
+        self._gone = sum((tree.figures.counts_only() for tree in trees), self._gone)
+
+    def _wait(self, timeout: float) -> None:
+        if not self._writer.drain(timeout):
+            log.warning("SSD cache: %d bytes are still to be written", self._writer.pending)
+
+    def _fetch(self, tree: PairPrefixes, tokens: tuple[int, ...], known: int) -> bool:
+        """Bring back from disk what RAM lacks of `tokens`, where that is worth it and there is room."""
+        entry = tree.find_on_disk(tokens, known)
+        own = tree.limits.max_bytes
+        if entry is None or entry.nbytes > (self.limit if own is None else min(own, self.limit)):
+            return False
+        self._shrink(self.limit - entry.nbytes)
+        # Twice: a request has a copy of what is kept.
+        if self._memory_limit is not None and mx.get_active_memory() + 2 * entry.nbytes > self._memory_limit:
+            return False
+        if not tree.fetch(entry):
+            return False
+        self._touch(tree.root.walk(entry.tokens)[0], len(entry.tokens))
+        tree.hold()
+        self._shrink(self.limit)
+        return True
 
     def _touch(self, path: Sequence[Node], length: int, *marked: Node | None) -> None:
         self._tick += 1
@@ -120,117 +178,9 @@ class PrefixCache:
             if source is not None and source.mark is not None:
                 source.mark.used = self._tick
 
-    def give_back(self, nbytes: int) -> None:
-        """Forget at least so many bytes, as far as there are any."""
-        self._shrink(max(0, self.figures.nbytes - nbytes))
-
     def _shrink(self, limit: int) -> None:
         """Forget leaves and marks until no more than `limit` bytes are held."""
-        nodes = self._count()
-        while self.figures.nbytes > limit:
-            _forget(min(nodes, key=_last_use))
-            self.figures.evictions += 1
-            nodes = self._count()
-
-    def _count(self) -> list[Node]:
-        nodes = [node for tree in self._trees.values() for node in tree.root.subtree() if node.parent]
-        self.figures.nodes = len(nodes)
-        self.figures.marks = sum(node.mark is not None for node in nodes)
-        self.figures.nbytes = sum(node.nbytes for node in nodes)
-        return nodes
-
-
-def _last_use(node: Node) -> float:
-    """Of what can be forgotten of it: an inner node gives up its mark alone."""
-    if not node.children:
-        return node.used
-    return node.mark.used if node.mark else float("inf")
-
-
-def _forget(node: Node) -> None:
-    if node.children:
-        node.mark = None
-        return
-    node.remove()
-    parent, mark = node.parent, node.mark
-    if parent and parent.parent and mark and mark.context and mark.context.unbounded:
-        # The one context of all shorter prefixes: it goes on with them.
-        if parent.mark is None and not mark.has_states:
-            parent.mark = Mark(mark.states, None, mark.used)
-        if parent.mark is not None and parent.mark.context is None:
-            parent.mark = Mark(parent.mark.states, _context(node, parent.end), parent.mark.used)
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """How much to take up; the nodes whose marks give the states and the drafter's context."""
-
-    length: int
-    state: Node | None = None
-    context: Node | None = None
-
-
-def _choose(path: Sequence[Node], known: int, state: DecodeState) -> _Choice:
-    """What to take up of the `known` tokens along `path`."""
-    last = next((node for node in reversed(path) if node.mark and node.end <= known), None)
-    if not state.trimmable:
-        return _Choice(last.end, last, _knower(last, last.end)) if last else _Choice(0)
-    if state.context is None or not path:
-        return _Choice(known)
-    here = _knower(path[-1], known)
-    missing = _missing(here, known)
-    if last and missing:
-        there = _knower(last, last.end)
-        gain = missing - _missing(there, last.end)
-        if known - last.end <= min(_RERUN, _RERUN_A_ROW * gain):
-            return _Choice(last.end, last, there)
-    return _Choice(known, None, here)
-
-
-def _knower(node: Node, end: int) -> Node | None:
-    """The node in or below `node` whose mark knows most of the drafter's context at `end`."""
-    found = [below for below in node.subtree() if below.mark and below.mark.context and below.end >= end]
-    return min(found, key=lambda below: _missing(below, end), default=None)
-
-
-def _missing(node: Node | None, end: int) -> int:
-    """Rows of the drafter's context at `end` that the node's mark does not know."""
-    return node.mark.context.missing(end) if node and node.mark and node.mark.context else end
-
-
-def _context(node: Node | None, end: int) -> DraftContext | None:
-    if node is None or node.mark is None or node.mark.context is None:
-        return None
-    context = node.mark.context.copy()
-    context.trim(end)
-    return context
-
-
-def _fill(state: DecodeState, path: Sequence[Node], chosen: _Choice) -> None:
-    used = [node for node in path if node.start < chosen.length]
-    for i, cache in enumerate(flatten(state.caches)):
-        if is_trimmable(cache):
-            put_rows(cache, [node.rows[i] for node in used])
-            excess = used[-1].end - chosen.length
-            if excess:
-                cache.trim(excess)
-        else:
-            assert chosen.state is not None
-            assert chosen.state.mark is not None
-            cache.state = renewed(chosen.state.mark.states[i])
-    context = _context(chosen.context, chosen.length)
-    if context is not None:
-        state.context = context
-
-
-def _knows_less(mark: Mark, state: DecodeState) -> bool:
-    """Whether the state's context has rows that the mark's lacks."""
-    if state.context is None:
-        return False
-    end = state.context.end
-    return mark.context is None or mark.context.missing(end) > state.context.missing(end)
-
-
-def _mark(state: DecodeState) -> Mark:
-    states = [None if is_trimmable(cache) else copied(compact_state(cache)) for cache in flatten(state.caches)]
-    return Mark(states, state.context.compact() if state.context else None)
+        while self._nbytes > limit:
+            trees = [tree for tree in self._trees.values() if tree.nodes]
+            tree = min(trees, key=lambda tree: min(map(last_use, tree.nodes)))
+            tree.forget(min(tree.nodes, key=last_use))

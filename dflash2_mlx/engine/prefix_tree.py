@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,6 +64,7 @@ class Node:
 
     def walk(self, tokens: Sequence[int]) -> tuple[list[Node], int]:
         """The nodes below this root that `tokens` lead through, the last perhaps only in part, and how many matched."""
+        tokens = tuple(tokens)
         path: list[Node] = []
         node, matched = self, 0
         while matched < len(tokens) and (child := node.children.get(tokens[matched])):
@@ -79,6 +80,18 @@ class Node:
         child = Node(self.end, tuple(tokens), rows, parent=self)
         self.children[child.tokens[0]] = child
         return child
+
+    def place(self, tokens: Sequence[int], take: Callable[[int], list[Any]]) -> list[Node]:
+        """The nodes below this root of exactly `tokens`; `take` gives the rows from a position on that it lacks."""
+        tokens = tuple(tokens)
+        path, matched = self.walk(tokens)
+        node = path[-1] if path else self
+        if matched < node.end:
+            node = node.split(matched)
+            path = [*path[:-1], node]
+        if matched < len(tokens):
+            path.append(node.add(tokens[matched:], take(matched)))
+        return path
 
     def split(self, at: int) -> Node:
         """Cut in two at position `at`, inside it; the upper part takes this node's place and is returned."""
@@ -100,6 +113,15 @@ class Node:
         assert self.parent is not None
         del self.parent.children[self.tokens[0]]
 
+    def path(self) -> list[Node]:
+        """The nodes from the root, which is not among them, down to this one."""
+        node: Node | None = self
+        upwards: list[Node] = []
+        while node is not None and node.parent is not None:
+            upwards.append(node)
+            node = node.parent
+        return upwards[::-1]
+
     def dissolve(self) -> None:
         """Take all of it apart: parents and children hold each other, and memory would wait for the collector."""
         for node in list(self.subtree()):
@@ -115,11 +137,16 @@ class Node:
             waiting.extend(node.children.values())
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many of the first items are equal."""
-    if len(a) == len(b) and a == b:
-        return len(a)
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+def common_prefix(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """How many of the first items are equal; halving, since whole slices are compared a hundred times faster."""
+    equal, most = 0, min(len(a), len(b))
+    while equal < most:
+        middle = (equal + most + 1) // 2
+        if a[equal:middle] == b[equal:middle]:
+            equal = middle
+        else:
+            most = middle - 1
+    return equal
 
 
 def _halves(rows: list[Any], start: int, end: int) -> list[Any]:

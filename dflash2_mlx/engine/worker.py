@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -38,13 +39,15 @@ CLOSING = "the server is shutting down"
 class EngineOptions:
     """Most requests served at once and waiting, bytes of prefix cache, tokens between snapshots, seconds of a turn.
 
-    `watchdog_seconds` 0 turns the watchdog off; `memory_limit` None is the device's.
+    `watchdog_seconds` 0 turns the watchdog off; `memory_limit` None is the device's; `ssd_folder` is where pairs whose
+    limits allow it keep prefixes on disk.
     """
 
     max_active: int = 4
     max_queue: int = 64
     cache_bytes: int = 8 << 30
     memory_limit: int | None = None
+    ssd_folder: Path | None = None
     snapshot_every: int = 4096
     watchdog_seconds: float = 300.0
 
@@ -54,8 +57,8 @@ class Engine:
 
     def __init__(self, options: EngineOptions | None = None) -> None:
         self.options = options or EngineOptions()
-        self.cache = PrefixCache(self.options.cache_bytes)
         self.memory = Memory(self.options.memory_limit)
+        self.cache = PrefixCache(self.options.cache_bytes, self.options.ssd_folder, memory_limit=self.memory.limit)
         self.totals = Totals()
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._waiting: deque[Job] = deque()
@@ -189,6 +192,7 @@ class Engine:
         for future, _ in self._calls:
             if future.set_running_or_notify_cancel():
                 future.set_exception(EngineBusy(CLOSING))
+        self.cache.close()
 
     def _next(self) -> Callable[[], None] | None:
         """The next piece of work; waits for one. None: the engine is closed."""

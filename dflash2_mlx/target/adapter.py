@@ -12,12 +12,12 @@ from mlx import nn
 from mlx_lm.models.cache import ArraysCache, make_prompt_cache
 
 from ..errors import TargetError
+from ..facts import EMBEDDINGS
 from .recurrent import Recorder, equip_recurrent
 from .rollback import Transaction, flatten, unknown_kinds
 from .taps import TapSink, tap
 
-# Names that families give to these parts.
-_EMBEDDINGS = ("embed_tokens", "embeddings", "embedding", "wte", "embed_in", "tok_embeddings", "word_embeddings")
+# Names that families give to these parts; those of the embedding are EMBEDDINGS.
 _LAYERS = ("layers", "h", "blocks")
 _HEADS = ("lm_head", "embed_out")
 
@@ -42,7 +42,7 @@ class Target:
         self.layers: list[nn.Module] = _part(self._inner, _LAYERS)
         self.model_type: str = str(getattr(model, "model_type", type(model).__module__.rsplit(".", 1)[-1]))
         self.num_layers = len(self.layers)
-        self._table: nn.Module = _part(self._inner, _EMBEDDINGS)
+        self._table: nn.Module = _part(self._inner, EMBEDDINGS)
         self.vocab_size = int(self._table["weight"].shape[0])
         self.embed_scale = float(getattr(self._inner, "embed_scale", 1.0))
         example = self.embed(mx.zeros((1, 1), dtype=mx.int32))
@@ -158,7 +158,7 @@ def _find_text_model(model: nn.Module) -> tuple[nn.Module, nn.Module]:
     """(the module with the head, the module with embedding and layers), however the family wraps them."""
     queue: list[tuple[nn.Module, nn.Module]] = [(model, model)]
     for owner, module in queue:
-        if _part(module, _EMBEDDINGS) is not None and isinstance(_part(module, _LAYERS), list):
+        if _part(module, EMBEDDINGS) is not None and isinstance(_part(module, _LAYERS), list):
             return (owner if _part(module, _HEADS) is None else module), module
         if len(queue) < 32:
             queue.extend((module, child) for child in module.children().values() if isinstance(child, nn.Module))

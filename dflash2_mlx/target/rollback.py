@@ -97,6 +97,11 @@ def is_trimmable(cache: Any) -> bool:
     return _ENTRIES.get(type(cache)) is TrimEntry
 
 
+def known_kinds() -> frozenset[str]:
+    """Names of the cache classes that can be rolled back, and of the one that holds others."""
+    return frozenset(kind.__name__ for kind in (*_ENTRIES, CacheList))
+
+
 def unknown_kinds(caches: Sequence[Any]) -> list[str]:
     """Names of the cache classes that cannot be rolled back."""
     return sorted({type(cache).__name__ for cache in flatten(caches) if type(cache) not in _ENTRIES})

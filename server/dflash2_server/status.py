@@ -12,7 +12,7 @@ router = APIRouter(tags=["status"])
 @router.get("/health")
 async def health() -> dict[str, str]:
     """Liveness: it answers while the process does, whatever the engine is at."""
-    return {"status": "ok"}
+    return {"status": "ok", "server": "dflash2-mlx"}
 
 
 @router.head("/ready", include_in_schema=False)

@@ -47,7 +47,7 @@ sys.exit(cli.main(["serve", "--port", "0", *sys.argv[1:]]))
 
 @pytest.fixture(autouse=True)
 def no_settings_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "default_file", lambda: tmp_path / "server.json")
+    monkeypatch.setattr(settings.server, "default_file", lambda: tmp_path / "server.json")
     for name in ServerSettings.model_fields:
         monkeypatch.delenv(settings.environment_name(name), raising=False)
 
@@ -192,7 +192,7 @@ def test_it_serves_prints_and_closes_once(monkeypatch: pytest.MonkeyPatch, capsy
         import urllib.request
 
         with urllib.request.urlopen(f"{url}/health") as answer:
-            assert json.load(answer) == {"status": "ok"}
+            assert json.load(answer) == {"status": "ok", "server": "dflash2-mlx"}
             assert answer.headers["server"] is None
         asked = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": "Bearer hidden-key"})
         with urllib.request.urlopen(asked) as answer:

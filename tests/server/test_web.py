@@ -285,7 +285,7 @@ def test_no_path_leads_out_of_the_models(name: str, client: TestClient) -> None:
 def test_liveness_readiness_and_figures() -> None:
     service = doubles.ScriptedService(ready=(False, "the engine stands still"))
     with doubles.test_client(service) as client:
-        assert client.get("/health").json() == {"status": "ok"}
+        assert client.get("/health").json() == {"status": "ok", "server": "dflash2-mlx"}
         assert (client.head("/health").status_code, client.head("/ready").status_code) == (200, 503)
         answer = client.get("/ready")
         assert (answer.status_code, answer.json()["state"]) == (503, "the engine stands still")

@@ -1,0 +1,11 @@
+"""Downloads: under way."""
+
+from __future__ import annotations
+
+from nicegui import ui
+
+from dflash2_server.management import Management
+
+
+def content(manager: Management) -> None:
+    ui.label("Downloads")

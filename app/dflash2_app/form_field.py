@@ -1,0 +1,174 @@
+"""One setting on a page: its label, what it is for, its control, its default and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nicegui import ui
+from nicegui.elements.mixins.value_element import ValueElement
+
+from dflash2_app import form_values
+from dflash2_app.form_values import Typed
+from dflash2_app.parts import chip, testid
+from dflash2_mlx.settings.fields import FieldFacts
+
+
+class Field:
+    """`typed` is what stands in the control. `changed` is called when the user, or `put`, changes it."""
+
+    def __init__(self, facts: FieldFacts, saved: Any, changed: Callable[[], None], *, label: str | None = None) -> None:
+        self.facts = facts
+        self.label = label or facts.label
+        self._changed = changed
+        self._greyed = False
+        with ui.element("div").classes("field") as self.element:
+            testid(self.element, f"row-{facts.name}")
+            with ui.element("div").classes("field-words"):
+                with ui.element("div").classes("line"):
+                    ui.label(self.label).classes("field-label")
+                    if facts.reload:
+                        chip(*self._reload_words()).classes("small-chip")
+                    self._unsaved = chip("unsaved", "info")
+                    testid(self._unsaved, f"unsaved-{facts.name}")
+                ui.label(self._description()).classes("soft small wrap")
+                self._meta = ui.label().classes("soft small wrap")
+                testid(self._meta, f"meta-{facts.name}")
+            with ui.element("div").classes("field-control"):
+                with ui.element("div").classes("field-line"):
+                    self._control = self._build(form_values.typed_of(facts, saved))
+                    self._reset = self._build_reset()
+                self._fault = ui.label().classes("bad-text small wrap").props("role=alert")
+                testid(self._fault, f"error-{facts.name}")
+        self.show_fault(None)
+
+    @property
+    def typed(self) -> Typed:
+        value = self._control.value
+        return value if isinstance(value, bool) else value or ""
+
+    def put(self, typed: Typed) -> None:
+        self._control.value = typed
+
+    def show(self, saved: Any, *, unsaved: bool, note: str = "") -> None:
+        """`note` says where the value comes from."""
+        self._unsaved.set_visibility(unsaved)
+        default = form_values.shown(self.facts, self.facts.default)
+        at_default = form_values.same(self.facts, saved, self.facts.default)
+        source = note or ("default" if at_default else "saved")
+        words = [f"Default {default}", source] if self.facts.kind != "secret" else [source]
+        limits = form_values.limits(self.facts)
+        self._meta.set_text(" · ".join([*words, *([limits] if limits else [])]))
+        shown_default = self.typed == form_values.typed_of(self.facts, self.facts.default)
+        resettable = (not shown_default or not at_default) and self.facts.kind != "secret"
+        self._reset.classes(add="" if resettable else "invisible", remove="invisible" if resettable else "")
+
+    def show_fault(self, message: str | None) -> None:
+        self._fault.set_text(message or "")
+        self._fault.set_visibility(bool(message))
+        self._control.props["aria-invalid"] = "true" if message else "false"
+        self.element.classes(add="wrong" if message else "", remove="" if message else "wrong")
+
+    def grey(self, greyed: bool) -> None:
+        """Without effect now; it can still be read and changed."""
+        if greyed != self._greyed:
+            self._greyed = greyed
+            self.element.classes(add="greyed" if greyed else "", remove="" if greyed else "greyed")
+
+    def _description(self) -> str:
+        text = self.facts.description
+        text = text[:1].upper() + text[1:]
+        return text if self.facts.available else f"{text}. Not available: {self.facts.reason}"
+
+    def _reload_words(self) -> tuple[str, Any]:
+        return "needs reload", "idle"
+
+    def _build_reset(self) -> ui.button:
+        reset = ui.button(icon="restart_alt", on_click=self._to_default, color=None).props("flat round dense size=sm")
+        reset.props["aria-label"] = f"Reset {self.label} to its default"
+        testid(reset, f"reset-{self.facts.name}")
+        return reset
+
+    def _to_default(self) -> None:
+        self.put(form_values.typed_of(self.facts, self.facts.default))
+
+    def _edited(self, _: Any = None) -> None:
+        self.show_fault(None)
+        self._changed()
+
+    def _build(self, typed: Typed) -> ValueElement[Any]:
+        control = self._made(typed)
+        control.props["aria-label"] = self.label
+        testid(control, f"field-{self.facts.name}")
+        if not self.facts.available and not isinstance(typed, str):
+            control.props["disable"] = True
+        return control
+
+    def _made(self, typed: Typed) -> ValueElement[Any]:
+        facts = self.facts
+        if form_values.is_switch(facts):
+            return ui.switch(value=bool(typed), on_change=self._edited).props("dense")
+        if facts.unavailable:
+            return Radios(facts, str(typed), self._edited)
+        if facts.kind == "bool":
+            return self._select({"": "Automatic", "on": "On", "off": "Off"}, typed)
+        if facts.kind == "choice":
+            options = {str(choice): str(choice) for choice in facts.choices}
+            empty = {"": "Automatic"} if facts.nullable and facts.null_means is None else {}
+            return self._select(empty | options, typed)
+        if facts.kind in ("object", "list"):
+            rows = min(6, max(2, str(typed).count("\n") + 1))
+            area = ui.textarea(value=str(typed), on_change=self._edited).props(f"outlined dense rows={rows}")
+            return area.props("spellcheck=false").classes("field-wide mono")
+        return self._input(str(typed))
+
+    def _select(self, options: dict[str, str], typed: Typed) -> ValueElement[Any]:
+        select = ui.select(options, value=typed if typed in options else None, on_change=self._edited)
+        return select.props("outlined dense options-dense").classes("field-narrow")
+
+    def _input(self, typed: str) -> ui.input:
+        number = self.facts.kind in ("int", "float", "bytes")
+        secret = self.facts.kind == "secret"
+        made = ui.input(value=typed, on_change=self._edited, password=secret).props("outlined dense autocomplete=off")
+        made.props("spellcheck=false").classes("field-narrow" if number else "field-wide")
+        if number:
+            made.props("inputmode=" + ("numeric" if self.facts.kind == "int" else "decimal"))
+        unit = "GiB" if self.facts.kind == "bytes" else self.facts.unit
+        if unit:
+            made.props["suffix"] = unit
+        if self.facts.nullable and self.facts.null_means is None and number:
+            made.props["placeholder"] = "automatic" if "automatic" in self.facts.description else "empty"
+        return made
+
+
+class Radios(ValueElement[Any]):
+    """A choice that shows also what cannot be chosen, with the reason."""
+
+    def __init__(self, facts: FieldFacts, value: str, changed: Callable[[Any], None]) -> None:
+        self._buttons: dict[str, ui.element] = {}
+        super().__init__(tag="div", value=value, on_value_change=changed)
+        self.classes("radios").props("role=radiogroup")
+        with self:
+            for choice in map(str, facts.choices):
+                self._buttons[choice] = self._button(facts, choice)
+        self._mark(value)
+
+    def _button(self, facts: FieldFacts, choice: str) -> ui.element:
+        reason = facts.unavailable.get(choice)
+        with ui.element("div").classes("radio-line"):
+            radio = ui.element("q-radio").props("dense")
+            radio.props["val"] = radio.props["label"] = choice
+            testid(radio, f"field-{facts.name}-{choice}")
+            if reason:
+                radio.props["disable"] = True
+                ui.label(reason).classes("soft small")
+            radio.on("update:model-value", lambda: self.set_value(choice), args=[])
+        return radio
+
+    def _handle_value_change(self, value: Any) -> None:
+        super()._handle_value_change(value)
+        self._mark(value)
+
+    def _mark(self, value: Any) -> None:
+        for choice, radio in self._buttons.items():
+            radio.props["model-value"] = value

@@ -1,0 +1,80 @@
+"""The state file: tasks over a restart. It never holds a token."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import tempfile
+import time
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from .task import ERROR_KINDS, STATES, Task, TaskError
+
+log = logging.getLogger(__name__)
+
+_VERSION = 1
+_TASK_FIELDS = {field.name for field in fields(Task)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """A task and what only the queue needs to know of it."""
+
+    task: Task
+    folder: str | None = None  # where it goes; None: the Hub cache
+    with_drafter: bool = False  # its drafter is still to be looked up
+    listed: bool = False  # an older version was complete before: it is not hidden meanwhile
+
+    def but(self, **changes: Any) -> Record:
+        """With another state of the task."""
+        return replace(self, task=replace(self.task, **changes))
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a state file, none where there is no file. A damaged one is set aside, and the log says so."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    try:
+        content = json.loads(text)
+        if content["version"] != _VERSION:
+            raise ValueError(f"its version is {content['version']!r}, not {_VERSION}")
+        return [_record(entry) for entry in content["tasks"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
+        os.replace(path, aside)
+        log.error("the list of downloads %s is damaged (%s): kept as %s; start them again", path, error, aside)
+        return []
+
+
+def write(path: Path, records: list[Record]) -> None:
+    """All of it or nothing: another file is written, then renamed."""
+    tasks = [
+        {**r.task.as_dict(), "folder": r.folder, "with_drafter": r.with_drafter, "listed": r.listed} for r in records
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump({"version": _VERSION, "tasks": tasks}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _record(entry: dict[str, Any]) -> Record:
+    values = {name: value for name, value in entry.items() if name in _TASK_FIELDS}
+    error = values.pop("error", None)
+    task = Task(**values, error=TaskError(**error) if error else None)
+    if task.state not in STATES or (task.error and task.error.kind not in ERROR_KINDS):
+        raise ValueError(f"task {task.id} has the state {task.state!r}")
+    return Record(
+        task=task, folder=entry["folder"], with_drafter=bool(entry["with_drafter"]), listed=bool(entry["listed"])
+    )
