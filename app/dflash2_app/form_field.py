@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from nicegui import ui
-from nicegui.elements.mixins.value_element import ValueElement
 
 from dflash2_app import form_values
 from dflash2_app.form_values import Typed
 from dflash2_app.parts import chip, testid
 from dflash2_mlx.settings.fields import FieldFacts
+
+Control = Any  # an element of NiceGUI's with a value
 
 
 class Field:
@@ -36,7 +37,7 @@ class Field:
                 testid(self._meta, f"meta-{facts.name}")
             with ui.element("div").classes("field-control"):
                 with ui.element("div").classes("field-line"):
-                    self._control = self._build(form_values.typed_of(facts, saved))
+                    self.control = self._build(form_values.typed_of(facts, saved))
                     self._reset = self._build_reset()
                 self._fault = ui.label().classes("bad-text small wrap").props("role=alert")
                 testid(self._fault, f"error-{facts.name}")
@@ -44,11 +45,11 @@ class Field:
 
     @property
     def typed(self) -> Typed:
-        value = self._control.value
+        value = self.control.value
         return value if isinstance(value, bool) else value or ""
 
     def put(self, typed: Typed) -> None:
-        self._control.value = typed
+        self.control.value = typed
 
     def show(self, saved: Any, *, unsaved: bool, note: str = "") -> None:
         """`note` says where the value comes from."""
@@ -56,7 +57,9 @@ class Field:
         default = form_values.shown(self.facts, self.facts.default)
         at_default = form_values.same(self.facts, saved, self.facts.default)
         source = note or ("default" if at_default else "saved")
-        words = [f"Default {default}", source] if self.facts.kind != "secret" else [source]
+        # Some descriptions of the server's say themselves what the default is.
+        told = self.facts.kind == "secret" or "(default:" in self.facts.description
+        words = [source] if told else [f"Default {default}", source]
         limits = form_values.limits(self.facts)
         self._meta.set_text(" · ".join([*words, *([limits] if limits else [])]))
         shown_default = self.typed == form_values.typed_of(self.facts, self.facts.default)
@@ -66,7 +69,7 @@ class Field:
     def show_fault(self, message: str | None) -> None:
         self._fault.set_text(message or "")
         self._fault.set_visibility(bool(message))
-        self._control.props["aria-invalid"] = "true" if message else "false"
+        self.control.props["aria-invalid"] = "true" if message else "false"
         self.element.classes(add="wrong" if message else "", remove="" if message else "wrong")
 
     def grey(self, greyed: bool) -> None:
@@ -96,7 +99,7 @@ class Field:
         self.show_fault(None)
         self._changed()
 
-    def _build(self, typed: Typed) -> ValueElement[Any]:
+    def _build(self, typed: Typed) -> Control:
         control = self._made(typed)
         control.props["aria-label"] = self.label
         testid(control, f"field-{self.facts.name}")
@@ -104,7 +107,7 @@ class Field:
             control.props["disable"] = True
         return control
 
-    def _made(self, typed: Typed) -> ValueElement[Any]:
+    def _made(self, typed: Typed) -> Control:
         facts = self.facts
         if form_values.is_switch(facts):
             return ui.switch(value=bool(typed), on_change=self._edited).props("dense")
@@ -119,10 +122,11 @@ class Field:
         if facts.kind in ("object", "list"):
             rows = min(6, max(2, str(typed).count("\n") + 1))
             area = ui.textarea(value=str(typed), on_change=self._edited).props(f"outlined dense rows={rows}")
+            area.props["placeholder"] = "one a line" if facts.kind == "list" else '{"name": value}'
             return area.props("spellcheck=false").classes("field-wide mono")
         return self._input(str(typed))
 
-    def _select(self, options: dict[str, str], typed: Typed) -> ValueElement[Any]:
+    def _select(self, options: dict[str, str], typed: Typed) -> Control:
         select = ui.select(options, value=typed if typed in options else None, on_change=self._edited)
         return select.props("outlined dense options-dense").classes("field-narrow")
 
@@ -141,34 +145,41 @@ class Field:
         return made
 
 
-class Radios(ValueElement[Any]):
+class Radios(ui.element):
     """A choice that shows also what cannot be chosen, with the reason."""
 
     def __init__(self, facts: FieldFacts, value: str, changed: Callable[[Any], None]) -> None:
+        super().__init__("div")
+        self._value = value
+        self._changed = changed
         self._buttons: dict[str, ui.element] = {}
-        super().__init__(tag="div", value=value, on_value_change=changed)
         self.classes("radios").props("role=radiogroup")
         with self:
             for choice in map(str, facts.choices):
                 self._buttons[choice] = self._button(facts, choice)
-        self._mark(value)
+
+    @property
+    def value(self) -> str:
+        return self._value
+
+    @value.setter
+    def value(self, value: str) -> None:
+        if value != self._value:
+            self._value = value
+            for radio in self._buttons.values():
+                radio.props["model-value"] = value
+                radio.update()
+            self._changed(value)
 
     def _button(self, facts: FieldFacts, choice: str) -> ui.element:
         reason = facts.unavailable.get(choice)
         with ui.element("div").classes("radio-line"):
             radio = ui.element("q-radio").props("dense")
-            radio.props["val"] = radio.props["label"] = choice
+            for name, value in (("val", choice), ("label", choice), ("model-value", self._value)):
+                radio.props[name] = value
             testid(radio, f"field-{facts.name}-{choice}")
             if reason:
                 radio.props["disable"] = True
                 ui.label(reason).classes("soft small")
-            radio.on("update:model-value", lambda: self.set_value(choice), args=[])
+            radio.on("update:model-value", lambda: setattr(self, "value", choice), args=[])
         return radio
-
-    def _handle_value_change(self, value: Any) -> None:
-        super()._handle_value_change(value)
-        self._mark(value)
-
-    def _mark(self, value: Any) -> None:
-        for choice, radio in self._buttons.items():
-            radio.props["model-value"] = value

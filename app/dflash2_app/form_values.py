@@ -105,7 +105,7 @@ def shown(facts: FieldFacts, value: Any) -> str:
         return ", ".join(str(part) for part in value)
     if facts.kind == "int" and value >= 10_000:
         return count(value)
-    return str(value)
+    return str(typed_of(facts, value))
 
 
 def limits(facts: FieldFacts) -> str:

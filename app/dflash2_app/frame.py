@@ -73,7 +73,9 @@ def _loaded(manager: Management) -> None:
 
 def _theme_switch() -> None:
     """Round through auto, light and dark, without the server."""
-    button = ui.button(color=None).props('flat round dense data-theme-switch data-testid=theme-switch aria-label="Colours"')
+    button = ui.button(color=None).props(
+        'flat round dense data-theme-switch data-testid=theme-switch aria-label="Colours"'
+    )
     with button.classes("theme-switch"):
         for mode, icon in (("auto", "brightness_auto"), ("light", "light_mode"), ("dark", "dark_mode")):
             ui.icon(icon).classes(f"theme-{mode}")

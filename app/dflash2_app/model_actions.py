@@ -171,5 +171,3 @@ def _snippet(title: str, text: str) -> None:
 
 def _nothing() -> None:
     """The browser does it by itself."""
-
-

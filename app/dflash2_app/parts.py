@@ -52,7 +52,7 @@ def dialog(title: str, *, name: str, wide: bool = False) -> Iterator[ui.dialog]:
         shown.props["aria-label"] = title
         shown.props["data-testid"] = name
         shown.on("hide", shown.delete)
-        ui.label(title).classes("dialog-title").props('role=heading aria-level=2')
+        ui.label(title).classes("dialog-title").props("role=heading aria-level=2")
         yield shown
 
 

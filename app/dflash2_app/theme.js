@@ -48,3 +48,8 @@ window.dflashCopy = async (text) => {
   }
   Quasar.Notify.create({ message: "Copied", timeout: 1500 });
 };
+
+// Changes of a form that are not saved.
+addEventListener("beforeunload", (event) => {
+  if (window.dflashUnsaved) event.preventDefault();
+});

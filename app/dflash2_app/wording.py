@@ -1,4 +1,4 @@
-"""Figures and states in words. Sizes are decimal (1 GB is 10^9 bytes), as disks and the Hub count; GiB is said as such."""
+"""Figures and states in words. Sizes are decimal (1 GB is 10^9 bytes), as disks and the Hub count."""
 
 from __future__ import annotations
 

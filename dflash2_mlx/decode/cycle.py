@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,12 +13,14 @@ from ..drafter.context import DraftContext
 from ..drafter.propose import Proposal
 from ..errors import DecodeError
 from ..target.adapter import Target
-from ..target.rollback import Transaction
+from ..target.copies import arrays_in
+from ..target.rollback import Transaction, flatten
 from .accept import Verdict, accept_greedy, accept_sampled
 from .laws import history_rows, only, rows_finite
 from .logprobs import RowLogprobs, TokenLogprobs
 from .request import Request
 from .state import DecodeState
+from .stats import Stats
 
 
 class Proposer(Protocol):
@@ -43,6 +46,7 @@ class Launched:
     taps: list[mx.array]
     outcome: mx.array  # int32: accepted, usable, bonus, R drafts, R + 1 flags of finite rows
     logprobs: RowLogprobs | None
+    parts: tuple[float, float] | None = None  # seconds of draft and verify, where they were timed
 
 
 @dataclass(frozen=True)
@@ -72,25 +76,33 @@ class Keys:
 class Cycle:
     """The cycles of one request."""
 
-    def __init__(self, target: Target, proposer: Proposer, state: DecodeState, request: Request, keys: Keys) -> None:
-        self.target, self.proposer, self.state, self.request, self.keys = (
-            target,
-            proposer,
-            state,
-            request,
-            keys,
-        )
+    def __init__(
+        self,
+        target: Target,
+        proposer: Proposer,
+        state: DecodeState,
+        request: Request,
+        keys: Keys,
+        stats: Stats | None = None,
+    ) -> None:
+        self.target, self.proposer, self.state, self.request, self.keys = target, proposer, state, request, keys
+        self.stats = stats or Stats()
 
-    def launch(self, anchor: int) -> Launched:
+    def launch(self, anchor: int, *, timed: bool = False) -> Launched:
         """Send a whole cycle after `anchor`, the last emitted token, to the device.
 
-        Waits for nothing; where a constraint binds, for the drafts, while the target runs.
+        Waits for nothing; where a constraint binds, for the drafts, while the target runs; where it is `timed`, for
+        each part.
         """
+        begin = time.perf_counter()
         law = self.request.law
         keys = [] if law.deterministic else self.keys.take(3)
         first = mx.array([anchor])
         proposal = self._propose(first, keys)
         mx.async_eval(proposal.tokens)
+        if timed:
+            mx.eval(proposal.tokens)
+        drafted = time.perf_counter()
         with self.state.changing():
             transaction = self.target.begin(self.state.caches, self.request.block_size)
             with transaction:
@@ -99,7 +111,10 @@ class Cycle:
             allowed = self._allowed(logits, proposal.tokens)
             outcome, logprobs = self._accept(anchor, proposal, only(logits[0], allowed), rows_finite(logits[0]), keys)
             mx.async_eval(outcome, *(logprobs.arrays() if logprobs else []))
-        return Launched(transaction, taps, outcome, logprobs)
+            if timed:
+                mx.eval(outcome)
+        parts = (drafted - begin, time.perf_counter() - drafted) if timed else None
+        return Launched(transaction, taps, outcome, logprobs, parts)
 
     def _propose(self, anchor: mx.array, keys: list[mx.array]) -> Proposal:
         context = self.state.context
@@ -163,11 +178,18 @@ class Cycle:
     def commit(self, launched: Launched, anchor: int, emitted: list[int]) -> None:
         """Leave caches, context and tokens at `emitted`, of which the last is the next anchor and stays outside."""
         keep = len(emitted)
+        begin = time.perf_counter()
         with self.state.changing():
             launched.transaction.commit(keep)
-            if self.state.context is not None:
-                self.state.context.append([tap[:, :keep] for tap in launched.taps], len(self.state.tokens))
+            context = self.state.context
+            if context is not None:
+                context.append([tap[:, :keep] for tap in launched.taps], len(self.state.tokens))
             self.state.tokens += [anchor, *emitted[:-1]]
+            if launched.parts is not None:
+                mx.eval([array for cache in flatten(self.state.caches) for array in arrays_in(cache.state)])
+                mx.eval(context.arrays() if context is not None else [])
+        if launched.parts is not None:
+            self.stats.time_parts(*launched.parts, time.perf_counter() - begin)
 
 
 def not_finite(position: int) -> str:

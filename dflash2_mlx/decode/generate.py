@@ -110,12 +110,12 @@ class _Run:
 
     def speculative(self, step: TokenStep, proposer: Proposer) -> Iterator[TokenStep]:
         """Cycles; each is launched before the tokens of the one before are handed out."""
-        cycle = Cycle(self.target, proposer, self.state, self.request, self.keys)
+        cycle = Cycle(self.target, proposer, self.state, self.request, self.keys, self.stats)
         pending: Launched | None = None
         try:
             while step.finish_reason is None:
                 anchor = step.tokens[-1]
-                pending = cycle.launch(anchor)
+                pending = cycle.launch(anchor, timed=self.stats.next_is_timed)
                 self.state.pending = pending.transaction
                 yield step
                 self.state.check_claim(self.claim)

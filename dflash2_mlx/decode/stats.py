@@ -15,11 +15,16 @@ log = logging.getLogger(__name__)
 # drafter passes 0.2 on text, while wrong taps, theta or weights give next to nothing.
 _ALARM_CYCLES = 48
 _ALARM_RATE = 0.04
+# One cycle in so many is timed by part: the cost of its further host syncs is spread over them.
+TIMED_EVERY = 32
 
 
 @dataclass
 class Stats:
-    """Figures of one request. `accepted_by_position[i]` of `proposed_by_position[i]` drafts at position i stood."""
+    """Figures of one request. `accepted_by_position[i]` of `proposed_by_position[i]` drafts at position i stood.
+
+    `timed_seconds` are those of draft, verify and commit, summed over the `timed_cycles` that were timed by part.
+    """
 
     block_size: int = 1
     verify_mode: str = "off"
@@ -37,6 +42,8 @@ class Stats:
     proposed_by_position: list[int] = field(default_factory=list)
     prompt_seconds: float = 0.0
     generation_seconds: float = 0.0
+    timed_cycles: int = 0
+    timed_seconds: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     _since: float = field(default=0.0, repr=False)
 
     def start_prompt(self) -> None:
@@ -69,6 +76,16 @@ class Stats:
             self.accepted_by_position[i] += i < accepted
         if self.cycles == _ALARM_CYCLES and self.alarm:
             log.warning("%s", self.alarm)
+
+    @property
+    def next_is_timed(self) -> bool:
+        """Whether the next cycle is to be timed by part, which costs it a host sync or two."""
+        return self.cycles % TIMED_EVERY == TIMED_EVERY - 1
+
+    def time_parts(self, draft: float, verify: float, commit: float) -> None:
+        """Seconds of one cycle's parts."""
+        self.timed_cycles += 1
+        self.timed_seconds = [a + b for a, b in zip(self.timed_seconds, (draft, verify, commit), strict=True)]
 
     @property
     def tokens_per_cycle(self) -> float:

@@ -60,6 +60,7 @@ class Engine:
         self.memory = Memory(self.options.memory_limit)
         self.cache = PrefixCache(self.options.cache_bytes, self.options.ssd_folder, memory_limit=self.memory.limit)
         self.totals = Totals()
+        self._by_pair: dict[int, tuple[Pair, Totals]] = {}  # by id; the pair is kept, so that its id is no other's
         self._calls: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._waiting: deque[Job] = deque()
         self._active: list[Job] = []
@@ -89,7 +90,8 @@ class Engine:
         with self._changed:
             self._refuse_when_full(0)
             self._waiting.append(job)
-            self.totals.requests += 1
+            for totals in (self.totals, self._totals_of(job.pair)):
+                totals.requests += 1
             self._changed.notify_all()
 
     def check_room(self, coming: int) -> None:
@@ -108,7 +110,7 @@ class Engine:
             if job not in self._waiting:
                 return
             self._waiting.remove(job)
-            self.totals.count(job)
+            self._count(job)
         job.listener.step(TokenStep([], 0, "cancelled", None, job.stats))
         job.end()
 
@@ -131,6 +133,27 @@ class Engine:
         with self._changed:
             return len(self._active), len(self._waiting)
 
+    def jobs(self, pair: Pair | None = None) -> list[Job]:
+        """The requests that are served, then those that wait; of one pair, or all."""
+        with self._changed:
+            jobs = [*self._active, *self._waiting]
+        return [job for job in jobs if pair is None or job.pair is pair]
+
+    def totals_of(self, pair: Pair) -> Totals:
+        """Counts over the ended requests of one pair."""
+        with self._changed:
+            return self._totals_of(pair)
+
+    def let_others(self) -> None:
+        """Within a call that takes long, on the engine's thread: one turn of whoever runs. EngineBusy when closing."""
+        with self._changed:
+            if self._closing:
+                raise EngineBusy(CLOSING)
+            self._admit()
+            job = self._next_job()
+        if job is not None:
+            self._turn(job)
+
     def readiness(self) -> tuple[bool, str]:
         """Whether requests are served, and the state in a word or the reason."""
         try:
@@ -145,9 +168,19 @@ class Engine:
         def forget() -> None:
             self.cache.drop(pair)
             self.memory.drop(pair)
+            with self._changed:
+                self._by_pair.pop(id(pair), None)
             mx.clear_cache()
 
         return self.call(forget)
+
+    def _totals_of(self, pair: Pair) -> Totals:
+        return self._by_pair.setdefault(id(pair), (pair, Totals()))[1]
+
+    def _count(self, job: Job) -> None:
+        """Under the lock."""
+        self.totals.count(job)
+        self._totals_of(job.pair).count(job)
 
     def _refuse_when_busy(self) -> None:
         if self._closing:
@@ -177,7 +210,7 @@ class Engine:
         for job in (*waiting, *active):
             job.reason = "error"
         for job in waiting:
-            self.totals.count(job)
+            self._count(job)
         return [*waiting, *active]
 
     def _run(self) -> None:
@@ -203,9 +236,13 @@ class Engine:
                 if self._calls:
                     return partial(_fulfil, *self._calls.popleft())
                 self._admit()
-                if self._active:
-                    return partial(self._turn, min(self._active, key=lambda job: job.served))
+                job = self._next_job()
+                if job is not None:
+                    return partial(self._turn, job)
                 self._changed.wait()
+
+    def _next_job(self) -> Job | None:
+        return min(self._active, key=lambda job: job.served, default=None)
 
     def _admit(self) -> None:
         while self._waiting and len(self._active) < self.options.max_active:
@@ -236,7 +273,7 @@ class Engine:
         try:
             with self._changed:
                 self._active.remove(job)
-                self.totals.count(job)
+                self._count(job)
             job.close()
             mx.clear_cache()
         finally:

@@ -106,7 +106,7 @@ class Answer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """A model as `/v1/models` lists it."""
+    """A model as `/v1/models` lists it. One that is not `loaded` has no engine yet: it says what will be there."""
 
     id: str
     created: int
@@ -116,6 +116,7 @@ class ModelInfo:
     drafter: str | None
     fallback_reason: str | None
     aliases: tuple[str, ...] = ()
+    loaded: bool = True
 
 
 class Service(Protocol):
@@ -133,15 +134,15 @@ class Service(Protocol):
         ...
 
     def models(self) -> list[ModelInfo]:
-        """The models that are served."""
+        """The models that are served: loaded ones, then those that a request would load."""
         ...
 
     def model(self, name: str | None) -> ModelInfo:
         """The model of that name or alias; None is the default one. Raises ModelNotFound."""
         ...
 
-    def token_text(self, token: int) -> str:
-        """The text of one token id by itself, as the default model's vocabulary writes it.
+    def token_text(self, token: int, model: str | None = None) -> str:
+        """The text of one token id by itself, as that model's vocabulary writes it.
 
         A token that is only part of a character gives U+FFFD. Used for log-probabilities, whose events carry ids.
         """

@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -23,6 +23,7 @@ KEEP_ALIVE_SECONDS = 75
 GRACE_SECONDS = 10
 # Idle ones count too; who comes beyond gets a 503. Far more than the queue takes.
 MOST_CONNECTIONS = 1000
+_SIGNAL_SECONDS = 0.2  # between two looks whether a signal came, while it opens
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -46,9 +47,19 @@ def base_url(host: str, port: int) -> str:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn's server, that calls `close` when it is to stop, before it waits for the responses that still run."""
+    """Uvicorn's server, that calls `close` when it is to stop, before it waits for the responses that still run.
 
-    def __init__(self, app: FastAPI, close: Callable[[], None]) -> None:
+    `opening` is awaited before it answers, on its event loop, `closing` before `close`.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        close: Callable[[], None],
+        *,
+        opening: Callable[[], Awaitable[None]] | None = None,
+        closing: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -65,9 +76,22 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
         )
-        self._close = close
+        self._close, self._opening, self._closing = close, opening, closing
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._opening is not None:
+            opening = asyncio.ensure_future(self._opening())
+            while not opening.done() and not self.should_exit:
+                await asyncio.wait([opening], timeout=_SIGNAL_SECONDS)
+            if self.should_exit:
+                opening.cancel()
+                return
+            opening.result()
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._closing is not None:
+            await self._closing()
         await asyncio.to_thread(self._close)
         await super().shutdown(sockets)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING, Protocol
 
 from dflash2_mlx.settings import ServerSettings, add_setting_arguments, read_settings
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
         def close(self) -> None: ...
 
     OpenService = Callable[[ServerSettings, Progress | None], OwnService]
+
+# Above the server, so that nothing here imports it; `build(manager)` gives an ASGI application.
+PAGES = "dflash2_app.pages"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,17 +49,49 @@ def run(args: argparse.Namespace, open_service: OpenService | None = None) -> in
 
     listener.configure_logging(settings.log_level)
     with listener.bind(settings.host, settings.port) as sock:
-        service = _open(settings, open_service)
-        close = _Once(service.close)
-        try:
-            from dflash2_server.app import create_app
-
-            url = listener.base_url(settings.host, sock.getsockname()[1])
-            print(banner(settings, service.models()[0], url, memory_in_use()), flush=True)
-            listener.serve(listener.Server(create_app(service, settings), close), sock)
-        finally:
-            close()
+        url = listener.base_url(settings.host, sock.getsockname()[1])
+        if open_service is None:
+            _serve_manager(settings, args, sock, url)
+        else:
+            _serve_alone(open_service(settings, None), settings, sock, url)
     return 0
+
+
+def _serve_manager(settings: ServerSettings, args: argparse.Namespace, sock: socket, url: str) -> None:
+    """The APIs, the model manager and its pages. The port listens already: who connects waits until it answers."""
+    from dflash2_mlx.chat.progress import loading
+    from dflash2_server import listener
+    from dflash2_server.app import create_app
+    from dflash2_server.opening import open_manager
+
+    manager = open_manager(settings, args)
+    close = _Once(manager.service.close)
+
+    async def opening() -> None:
+        with loading() as progress:
+            await manager.start(progress)
+        models = [model for model in manager.service.models() if model.loaded]
+        print(banner(settings, models[0] if models else None, url, memory_in_use()), flush=True)
+
+    try:
+        pages = None if settings.no_ui else importlib.import_module(PAGES).build(manager)
+        app = create_app(manager.service, settings, manager, pages)
+        listener.serve(listener.Server(app, close, opening=opening, closing=manager.stop), sock)
+    finally:
+        close()
+
+
+def _serve_alone(service: OwnService, settings: ServerSettings, sock: socket, url: str) -> None:
+    """The APIs over a service that somebody else has opened."""
+    from dflash2_server import listener
+    from dflash2_server.app import create_app
+
+    close = _Once(service.close)
+    try:
+        print(banner(settings, service.models()[0], url, memory_in_use()), flush=True)
+        listener.serve(listener.Server(create_app(service, settings), close), sock)
+    finally:
+        close()
 
 
 def check(settings: ServerSettings) -> None:
@@ -66,23 +103,31 @@ def check(settings: ServerSettings) -> None:
     parse_spec(settings.quantize)
 
 
-def banner(settings: ServerSettings, model: ModelInfo, url: str, memory: int) -> str:
+def banner(settings: ServerSettings, model: ModelInfo | None, url: str, memory: int) -> str:
     """What is loaded, where it is served and how to use it. `memory` is in bytes."""
     from dflash2_server.snippets import all_snippets
 
     needs_key = bool(settings.api_key)
     rows = [
-        ("model", model.id),
-        ("drafter", _drafter(settings, model)),
-        ("engine", f"{model.engine}, block size {model.block_size}"),
-        ("context", "unknown" if model.context_length is None else f"{model.context_length} tokens"),
+        *(_about(settings, model) if model else [("model", "none is loaded: the pages load one, or --model")]),
         ("memory", f"{memory / 1e9:.2f} GB in use"),
         ("prefix cache", f"up to {settings.cache_gb:g} GiB" if settings.cache_gb else "off"),
         ("key", "needed" if needs_key else "not needed"),
         ("base URL", f"{url}/v1 for OpenAI's clients, {url} for Anthropic's"),
+        *([] if settings.no_ui else [("pages", url)]),
     ]
     table = "\n".join(f"{name:<13} {value}" for name, value in rows)
-    return f"{table}\n\n{all_snippets(url, model.id, needs_key)}\n\nready: Ctrl-C stops"
+    snippets = f"{all_snippets(url, model.id, needs_key)}\n\n" if model else ""
+    return f"{table}\n\n{snippets}ready: Ctrl-C stops"
+
+
+def _about(settings: ServerSettings, model: ModelInfo) -> list[tuple[str, str]]:
+    return [
+        ("model", model.id),
+        ("drafter", _drafter(settings, model)),
+        ("engine", f"{model.engine}, block size {model.block_size}"),
+        ("context", "unknown" if model.context_length is None else f"{model.context_length} tokens"),
+    ]
 
 
 def memory_in_use() -> int:
@@ -97,17 +142,6 @@ def _drafter(settings: ServerSettings, model: ModelInfo) -> str:
         return f"none: {model.fallback_reason}" if model.fallback_reason else "none"
     quant = f"quantised to {settings.quantize}" if settings.quantize else "not quantised"
     return f"{model.drafter}, {quant}"
-
-
-def _open(settings: ServerSettings, open_service: OpenService | None) -> OwnService:
-    from dflash2_mlx.chat.progress import loading
-
-    if open_service is None:
-        from dflash2_server import service as own
-
-        open_service = own.open_service
-    with loading() as progress:
-        return open_service(settings, progress)
 
 
 class _Once:

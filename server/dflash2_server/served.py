@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from dflash2_mlx.engine.job import Job
 from dflash2_mlx.errors import PromptTooLong, RequestError
 from dflash2_mlx.pairs import Pair
 from dflash2_mlx.settings import ServerSettings
+from dflash2_mlx.settings.model import ModelSettings
 from dflash2_mlx.text.answer import answer_parser
 from dflash2_mlx.text.parts import Parser
 from dflash2_mlx.text.prompt import Prompt, build_prompt
@@ -24,6 +25,11 @@ from dflash2_server.answer import RunningAnswer, WholeText
 from dflash2_server.constraints import Constraints
 from dflash2_server.inference import Inference, ModelInfo
 from dflash2_server.known_texts import KnownTexts
+
+# The fields of a model's settings that are parameters of a request by the same name.
+_SAMPLING = (
+    "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty",
+)  # fmt: skip
 
 Later = Callable[[Callable[[], None]], None]
 
@@ -39,33 +45,67 @@ class Prepared:
 class ServedPair:
     """A pair with what its requests share."""
 
-    def __init__(self, pair: Pair, settings: ServerSettings) -> None:
+    def __init__(
+        self,
+        pair: Pair,
+        settings: ServerSettings,
+        *,
+        name: str | None = None,
+        model_settings: ModelSettings | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
+        """`name` is its id, `names` are others that it answers to. Raises RequestError for a wrong block size."""
         self.pair = pair
-        self.name = model_id(pair.model_name)
+        self.name = name or model_id(pair.model_name)
+        self.names = (self.name, pair.model_name, *names)
+        self.model_settings = model_settings or ModelSettings()  # may be changed while it runs
         self.created = int(time.time())
-        self.context_length = settings.context_length or context_length(pair)
         self._settings = settings
+        check_block_size(self.model_settings, pair.block_size if pair.drafter else None)
         self._tokenizer: Any = pair.tokenizer
         self._template = ChatTemplate(pair.tokenizer) if getattr(pair.tokenizer, "has_chat_template", False) else None
         self._constraints = Constraints(pair, self._template.tool_format.name if self._template else None)
         self._known = KnownTexts()
 
     @property
+    def context_length(self) -> int | None:
+        """Most tokens of prompt and answer."""
+        return self.model_settings.max_context_window or self._settings.context_length or context_length(self.pair)
+
+    @property
+    def block_size(self) -> int:
+        """In force for requests that name none; 1 is plain decoding."""
+        if self.pair.drafter is None or self.verify_mode == "off":
+            return 1
+        return self.model_settings.dflash_block_size or self.pair.block_size
+
+    @property
+    def verify_mode(self) -> str:
+        """In force for requests that name none."""
+        return "off" if self.pair.drafter is None else self.model_settings.verify_mode
+
+    @property
     def info(self) -> ModelInfo:
         pair = self.pair
+        alias = self.model_settings.model_alias
         return ModelInfo(
             id=self.name,
             created=self.created,
             context_length=self.context_length,
             engine=pair.engine,
-            block_size=pair.block_size,
-            drafter=pair.drafter_name,
+            block_size=self.block_size,
+            drafter=pair.drafter_name and model_id(pair.drafter_name),
             fallback_reason=pair.fallback_reason,
-            aliases=tuple(self._settings.alias),
+            aliases=(*self._settings.alias, *([alias] if alias else [])),
         )
+
+    def uses(self, folder: str) -> bool:
+        """Whether that folder is its model or its drafter."""
+        return folder in (self.pair.model_name, self.pair.drafter_name)
 
     def prompt(self, inference: Inference) -> Prompt:
         """The prompt of a request: slow for a long one, and free of the models. Raises RequestError."""
+        inference = self._with_defaults(inference)
         if inference.prompt is not None:
             return self._raw_prompt(inference.prompt)
         if self._template is None:
@@ -85,6 +125,7 @@ class ServedPair:
 
         What remains to be done at the answer's end is given to `later`, since it may take a while.
         """
+        inference = self._with_defaults(inference)
         prompt = self.prompt(inference)
         chat = inference.prompt is None
         inside = chat and prompt.template_text.rstrip().endswith(thinking_markers(self._tokenizer)[0])
@@ -104,7 +145,24 @@ class ServedPair:
             reasoning_end=self._constraints.reasoning_end,
             finished=lambda text, tokens: later(lambda: self._remember(prompt, text, tokens)),
         )
-        return Prepared(Job(self.pair, run.request, answer, borders=frozenset(prompt.borders)), answer)
+        job = Job(self.pair, run.request, answer, borders=frozenset(prompt.borders))
+        if self._is_past_max_ctx(len(prompt.ids)):
+            most = self.model_settings.dflash_max_ctx
+            job.stats.fallback_reason = f"the prompt has {len(prompt.ids)} tokens: from {most} on it is decoded plainly"
+        return Prepared(job, answer)
+
+    def _with_defaults(self, inference: Inference) -> Inference:
+        """What the request leaves open, by the model's settings."""
+        mine = self.model_settings
+        arguments = {**(mine.chat_template_kwargs or {}), **inference.template_arguments}
+        reasoning = inference.reasoning
+        if reasoning is None and mine.enable_thinking is not None and "enable_thinking" not in arguments:
+            reasoning = "on" if mine.enable_thinking else "off"
+        return replace(inference, template_arguments=arguments, reasoning=reasoning)
+
+    def _is_past_max_ctx(self, prompt_tokens: int) -> bool:
+        most = self.model_settings.dflash_max_ctx
+        return self.pair.drafter is not None and most is not None and prompt_tokens >= most
 
     def tools(self, inference: Inference) -> Sequence[Mapping[str, Any]]:
         """The tools that the model is told of: none where it must not call any."""
@@ -122,8 +180,13 @@ class ServedPair:
         return Prompt(prompt if isinstance(prompt, str) else "", ids, ())
 
     def _parameters(self, given: Mapping[str, Any], prompt_tokens: int) -> dict[str, Any]:
-        """The checkpoint's sampling defaults, the request's own, and a limit that the context has room for."""
-        parameters = {**self.pair.defaults, **given}
+        """The checkpoint's sampling defaults, the model's settings over them, the request's own over both.
+
+        Beside that a limit that the context has room for, and plain decoding past `dflash_max_ctx`.
+        """
+        parameters = {**self.pair.defaults, **self._model_parameters(), **given}
+        if self._is_past_max_ctx(prompt_tokens):
+            parameters["verify_mode"] = "off"
         wanted = parameters.get("max_tokens", self._settings.max_tokens)
         if self.context_length is not None:
             room = self.context_length - prompt_tokens
@@ -139,12 +202,31 @@ class ServedPair:
             parameters["max_tokens"] = wanted
         return parameters
 
+    def _model_parameters(self) -> dict[str, Any]:
+        mine = self.model_settings
+        found = {name: value for name in _SAMPLING if (value := getattr(mine, name)) is not None}
+        if self.pair.drafter is not None:
+            found["verify_mode"] = self.verify_mode
+            if mine.dflash_block_size is not None:
+                found["block_size"] = mine.dflash_block_size
+        return found
+
     def _remember(self, prompt: Prompt, text: str, tokens: Sequence[int]) -> None:
         if self._template is None or not prompt.marked:
             return  # the prompts that no template makes are not looked up either
         known = self._template.known(prompt.marked, prompt.ids, text, tokens)
         if known is not None:
             self._known.remember(known)
+
+
+def check_block_size(settings: ModelSettings, most: int | None) -> None:
+    """Raises RequestError where the runtime block size is larger than the drafter's checkpoint allows."""
+    wanted = settings.dflash_block_size
+    if most is not None and wanted is not None and wanted > most:
+        raise RequestError(
+            f"dflash_block_size is {wanted}: the drafter's block size is {most}, choose 1 to {most} or leave it empty",
+            param="dflash_block_size",
+        )
 
 
 def model_id(name: str) -> str:

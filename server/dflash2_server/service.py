@@ -1,4 +1,4 @@
-"""The service behind the routes: one engine, the pair it serves, and one thread for templates and tokenizers."""
+"""The service behind the routes: the engine, the loaded models, and one thread for templates and tokenizers."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TypeVar
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 from dflash2_mlx.engine.worker import CLOSING, Engine, EngineOptions
 from dflash2_mlx.errors import EngineBusy, ModelNotFound
-from dflash2_mlx.pairs import Pair, Progress, load
+from dflash2_mlx.pairs import Pair
 from dflash2_mlx.settings import ServerSettings
 from dflash2_server.answer import RunningAnswer
 from dflash2_server.inference import Inference, ModelInfo
 from dflash2_server.metrics import metrics_text
+from dflash2_server.pool.entry import Entry
+from dflash2_server.pool.pool import Pool
 from dflash2_server.served import ServedPair
 
 T = TypeVar("T")
@@ -22,58 +25,74 @@ T = TypeVar("T")
 ANY_NAME = "*"
 
 
+class Models(Protocol):
+    """Who knows the models: which there are, and how a name leads to a loaded one."""
+
+    async def serving(self, name: str | None) -> Entry:
+        """The entry of a loaded model, loaded now where that is wanted. Raises ModelNotFound, and as loading does."""
+        ...
+
+    def infos(self) -> list[ModelInfo]: ...
+
+    def info(self, name: str | None) -> ModelInfo:
+        """By id, alias or other name; None is the default. Raises ModelNotFound."""
+        ...
+
+
 class EngineService:
     """`inference.Service` on a running engine. Close it once."""
 
-    def __init__(self, engine: Engine, pair: Pair, settings: ServerSettings) -> None:
-        self.engine = engine
-        self.served = ServedPair(pair, settings)
-        self._aliases = settings.alias
+    def __init__(self, engine: Engine, pool: Pool, models: Models) -> None:
+        self.engine, self.pool = engine, pool
+        self._models = models
         # Tokenizers encode with settings of their own object: one thread at a time, and never the event loop's.
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
         self._coming = 0  # requests on their way through that thread
 
     async def submit(self, inference: Inference) -> RunningAnswer:
         """See `inference.Service`."""
-        self.model(inference.model)
+        self._models.info(inference.model)
         self.engine.check_room(self._coming)
+        entry = await self._models.serving(inference.model)
         loop = asyncio.get_running_loop()
         self._coming += 1
-        try:
-            prepared = await self._aside(lambda: self.served.prepare(inference, loop, self._later))
-        finally:
-            self._coming -= 1
-        prepared.answer.cancel = lambda enough: self.engine.cancel(prepared.job, enough=enough)
-        self.engine.submit(prepared.job)
+        with entry.claimed() as served:
+            try:
+                prepared = await self._aside(lambda: served.prepare(inference, loop, self._later))
+            finally:
+                self._coming -= 1
+            prepared.answer.cancel = lambda enough: self.engine.cancel(prepared.job, enough=enough)
+            self.engine.submit(prepared.job)
         return prepared.answer
 
     async def count(self, inference: Inference) -> int:
         """See `inference.Service`."""
-        self.model(inference.model)
-        return len((await self._aside(lambda: self.served.prompt(inference))).ids)
+        entry = await self._models.serving(inference.model)
+        with entry.claimed() as served:
+            return len((await self._aside(lambda: served.prompt(inference))).ids)
 
     def models(self) -> list[ModelInfo]:
-        return [self.served.info]
+        return self._models.infos()
 
     def model(self, name: str | None) -> ModelInfo:
         """See `inference.Service`."""
-        info = self.served.info
-        names = (None, info.id, self.served.pair.model_name, *self._aliases)
-        if name in names or ANY_NAME in self._aliases:
-            return info
-        raise ModelNotFound(f"no model {name!r} is served: use {info.id!r}, or start the server with --alias {name}")
+        return self._models.info(name)
 
-    def token_text(self, token: int) -> str:
-        return self.served.token_text(token)
+    def token_text(self, token: int, model: str | None = None) -> str:
+        """See `inference.Service`. A model that is not loaded any more has no text."""
+        served = self.pool.entry(self._models.info(model).id).served
+        return served.token_text(token) if served is not None else ""
 
     def readiness(self) -> tuple[bool, str]:
         return self.engine.readiness()
 
     def metrics(self) -> str:
-        return metrics_text(self.engine, self.served.name)
+        return metrics_text(self.engine, [entry.served for entry in self.pool.ready() if entry.served is not None])
 
     def close(self) -> None:
         """End what runs with an error event, and the threads."""
+        for entry in self.pool.entries():
+            entry.stop.set()
         self.engine.close()
         self._text_thread.shutdown(wait=False, cancel_futures=True)
 
@@ -95,33 +114,55 @@ class EngineService:
             self._text_thread.submit(function)
 
 
-def open_service(settings: ServerSettings, progress: Progress | None = None) -> EngineService:
-    """Start an engine and load the settings' pair on its thread. Raises what `load` raises."""
+class OneModel:
+    """`Models` with a single pair that stays loaded."""
+
+    def __init__(self, entry: Entry, settings: ServerSettings) -> None:
+        self._entry, self._settings = entry, settings
+
+    async def serving(self, name: str | None) -> Entry:
+        self.info(name)
+        return self._entry
+
+    def infos(self) -> list[ModelInfo]:
+        assert self._entry.served is not None, "it stays loaded"
+        return [self._entry.served.info]
+
+    def info(self, name: str | None) -> ModelInfo:
+        assert self._entry.served is not None, "it stays loaded"
+        aliases = self._settings.alias
+        if name is None or name in (*self._entry.served.names, *aliases) or ANY_NAME in aliases:
+            return self._entry.served.info
+        raise ModelNotFound(
+            f"no model {name!r} is served: use {self._entry.id!r}, or start the server with --alias {name}"
+        )
+
+
+def serve_pair(engine: Engine, pair: Pair, settings: ServerSettings) -> EngineService:
+    """A service with one pair that is loaded already, and no model manager."""
+    pool = Pool(engine, settings)
+    return EngineService(engine, pool, OneModel(pool.adopt(ServedPair(pair, settings)), settings))
+
+
+def start_engine(settings: ServerSettings) -> Engine:
+    """An engine with the settings' limits, running. Close it."""
     engine = Engine(
         EngineOptions(
             max_active=settings.max_active,
             max_queue=settings.max_queue,
             cache_bytes=settings.cache_bytes,
             memory_limit=settings.memory_limit,
+            ssd_folder=ssd_folder(settings),
             snapshot_every=settings.snapshot_every,
             watchdog_seconds=settings.watchdog_seconds,
         )
     )
     engine.start()
-    try:
-        pair = engine.call(lambda: _load(settings, progress)).result()
-        return EngineService(engine, pair, settings)
-    except BaseException:
-        engine.close()
-        raise
+    return engine
 
 
-def _load(settings: ServerSettings, progress: Progress | None) -> Pair:
-    return load(
-        settings.model,
-        settings.drafter,
-        quantize=settings.quantize,
-        dtype=settings.dtype,
-        allow_fallback=settings.allow_fallback,
-        progress=progress,
-    )
+def ssd_folder(settings: ServerSettings) -> Path:
+    """Where models that have an SSD cache keep their prefixes."""
+    from platformdirs import user_cache_path
+
+    return settings.ssd_cache_folder or user_cache_path("dflash2-mlx", appauthor=False) / "prefixes"

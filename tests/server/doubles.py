@@ -194,7 +194,7 @@ class ScriptedService:
                 return model
         raise ModelNotFound(f"no model {name!r} is served: there are {', '.join(model.id for model in self._models)}")
 
-    def token_text(self, token: int) -> str:
+    def token_text(self, token: int, model: str | None = None) -> str:
         return f"<{token}>"
 
     def readiness(self) -> tuple[bool, str]:

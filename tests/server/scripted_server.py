@@ -17,7 +17,7 @@ from dflash2_mlx.engine.worker import Engine, EngineOptions
 from dflash2_mlx.settings import ServerSettings
 from dflash2_server import listener
 from dflash2_server.app import create_app
-from dflash2_server.service import EngineService
+from dflash2_server.service import serve_pair
 from tests.server.scripted import BEGIN, scripted_pair
 
 # The first of these that the client offers is called, to read notes.txt or to run a command that prints it.
@@ -72,7 +72,7 @@ def main(port: int, folder: str) -> None:
     engine.start()
     pair = engine.call(lambda: scripted_pair(Path(tempfile.mkdtemp()), Agent(folder))).result()
     settings = ServerSettings(port=port, alias=["*"])
-    service = EngineService(engine, pair, settings)
+    service = serve_pair(engine, pair, settings)
     with listener.bind(settings.host, settings.port) as sock:
         print(f"ready on {listener.base_url(settings.host, sock.getsockname()[1])}", flush=True)
         listener.serve(listener.Server(create_app(service, settings), service.close), sock)

@@ -17,7 +17,7 @@ from dflash2_mlx.errors import DecodeError, EngineBusy, ModelNotFound, PromptToo
 from dflash2_mlx.pairs import Pair
 from dflash2_mlx.settings import ServerSettings
 from dflash2_server.inference import Done, Event, Inference, NamedTool, Text, ToolCall
-from dflash2_server.service import EngineService
+from dflash2_server.service import EngineService, serve_pair
 from tests import tiny
 from tests.running import Subject, real_drafter
 from tests.server.scripted import scripted_pair, tools_tokenizer
@@ -65,7 +65,7 @@ async def serving(
 ) -> AsyncIterator[EngineService]:
     engine = Engine(EngineOptions(**(options or {})))
     engine.start()
-    service = EngineService(engine, engine.call(load).result(), ServerSettings(**settings))
+    service = serve_pair(engine, engine.call(load).result(), ServerSettings(**settings))
     try:
         yield service
     finally:

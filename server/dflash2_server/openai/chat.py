@@ -40,7 +40,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 def _style(body: ChatRequest, service: Service, settings: ServerSettings) -> ChatStyle:
     excluded = body.reasoning is not None and body.reasoning.exclude is True
     return ChatStyle(
-        token_text=service.token_text,
+        token_text=lambda token: service.token_text(token, body.model),
         reasoning_field="hidden" if excluded else settings.reasoning_field,
         logprobs=body.logprobs is True,
         include_usage=body.stream_options is not None and body.stream_options.include_usage is True,

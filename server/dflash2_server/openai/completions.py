@@ -27,7 +27,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     inference = completion_inference(body)
     opening = head("cmpl-", service.model(body.model))
     style = CompletionStyle(
-        token_text=service.token_text,
+        token_text=lambda token: service.token_text(token, body.model),
         logprobs=body.logprobs is not None,
         include_usage=body.stream_options is not None and body.stream_options.include_usage is True,
     )

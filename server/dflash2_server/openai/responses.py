@@ -55,7 +55,7 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
 def _style(body: ResponsesRequest, service: Service) -> OutputStyle:
     options = body.reasoning
     return OutputStyle(
-        token_text=service.token_text,
+        token_text=lambda token: service.token_text(token, body.model),
         origins=origins(body),
         reasoning=options is None or options.exclude is not True,
         summary=options is not None and options.summary_wanted is not None,

@@ -1,0 +1,172 @@
+"""Which models there are, by which names, and how each is loaded: library, saved settings and pool together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from dflash2_mlx.errors import DFlashError, ModelNotFound
+from dflash2_mlx.pairs import Pair, Progress
+from dflash2_mlx.settings import ServerSettings
+from dflash2_mlx.settings.model import changed
+from dflash2_mlx.settings.store import ModelSettingsStore
+from dflash2_server.inference import ModelInfo
+from dflash2_server.library.estimate import estimate
+from dflash2_server.library.library import Library
+from dflash2_server.library.models import LocalModel
+from dflash2_server.management import Estimate
+from dflash2_server.pool.entry import Entry
+from dflash2_server.pool.plan import drafter_name, plan_of, started_with
+from dflash2_server.pool.pool import LoadJob, Pool, not_loaded
+from dflash2_server.served import ServedPair, model_id
+
+ANY_NAME = "*"
+
+
+class Catalog:
+    """`service.Models` over what is on disk. `started` is the id of the model that `serve --model` names."""
+
+    def __init__(self, library: Library, store: ModelSettingsStore, pool: Pool) -> None:
+        self.library, self.store, self.pool = library, store, pool
+        self.started: str | None = None
+        self._created = int(time.time())
+
+    @property
+    def server(self) -> ServerSettings:
+        return self.pool.settings
+
+    def find(self, name: str | None) -> LocalModel:
+        """By id, repository id or alias; None is the default model. Raises ModelNotFound, for a drafter too."""
+        found = self.default() if name is None else self._named(name)
+        if found.kind == "drafter":
+            raise ModelNotFound(f"{found.id} is a drafter, no chat model: it is set as the Draft model of its target")
+        return found
+
+    def any(self, name: str) -> LocalModel:
+        """As `find`, drafters too."""
+        aliased = [key for key, mine in self.store.all().items() if mine.model_alias == name]
+        return self.library.get(aliased[0]) if aliased else self.library.get(name)
+
+    def default(self) -> LocalModel:
+        """The one that is set as default, else the one of the start, else what was used last."""
+        chosen = self.default_id()
+        if chosen is None:
+            raise ModelNotFound(
+                "no model is loaded and none is the default: name one, or load one in the model manager"
+            )
+        return self.library.get(chosen)
+
+    def default_id(self) -> str | None:
+        names = [key for key, mine in self.store.all().items() if mine.is_default]
+        known = {local.id for local in self.library.models() if local.kind == "model"}
+        ready = [entry.id for entry in self.pool.ready()]
+        return next((name for name in [*names, self.started, *ready] if name in known), None)
+
+    async def serving(self, name: str | None) -> Entry:
+        """See `service.Models`."""
+        local = self.find(name)
+        entry = self.pool.entry(local.id)
+        if entry.state not in ("ready", "loading", "waiting") and not self.server.load_on_request:
+            raise not_loaded(local.id)
+        while entry.state != "ready":
+            entry = await self.pool.load(local.id, self.job(local))
+        return entry
+
+    def infos(self) -> list[ModelInfo]:
+        """Loaded ones first; those that are hidden are left out."""
+        ready = [entry for entry in self.pool.ready() if entry.served and not entry.served.model_settings.is_hidden]
+        loaded = {entry.id for entry in ready}
+        others = [self._unloaded(local) for local in self.library.models() if self._is_offered(local, loaded)]
+        return [self._loaded(entry) for entry in ready if entry.served] + others
+
+    def info(self, name: str | None) -> ModelInfo:
+        """See `service.Models`."""
+        local = self.find(name)
+        entry = self.pool.entry(local.id)
+        return self._loaded(entry) if entry.served is not None else self._unloaded(local)
+
+    def estimate(self, local: LocalModel, changes: Mapping[str, Any] | None = None) -> Estimate:
+        """What a load would take now. Raises RequestError for wrong `changes`."""
+        mine = changed(self.store.get(local.id), changes or {})
+        try:
+            name = drafter_name(local, mine, self.library)
+            drafter = self.library.get("demo-drafter" if name == "demo" else name) if name else None
+        except DFlashError:  # the load will tell
+            drafter = None
+        told = estimate(
+            local,
+            drafter,
+            spec=mine.draft_quant if drafter else None,
+            context=mine.max_context_window,
+            cache_limit=min(mine.dflash_in_memory_cache_max_bytes, self.server.cache_bytes)
+            if mine.dflash_in_memory_cache
+            else 0,
+            available=self.available(),
+            dtype=self.server.dtype,
+        )
+        return told
+
+    def available(self) -> int:
+        """Bytes that are left for a load: of MLX's limit, and of the machine's memory."""
+        from dflash2_mlx.chat.machine import memory
+
+        left = self.pool.engine.memory.limit - mx.get_active_memory()
+        free = memory().available
+        return max(0, left if free is None else min(left, free + mx.get_cache_memory()))
+
+    def job(self, local: LocalModel, *, force: bool = False, progress: Progress | None = None) -> LoadJob:
+        """How the pool loads a model: by what is saved, and by the flags for the model of the start."""
+        mine = self.store.get(local.id)
+        is_started = local.id == self.started
+        saved = local.id in self.store.all()
+
+        def serve(pair: Pair) -> ServedPair:
+            names = [local.repo_id] if local.repo_id else []
+            return ServedPair(pair, self.server, name=local.id, model_settings=mine, names=names)
+
+        plan = plan_of(local, mine, self.server, self.library)
+        if is_started:
+            plan = started_with(plan, self.server, saved=saved)
+        return LoadJob(
+            plan=lambda: plan,
+            estimate=lambda: self.estimate(local),
+            serve=serve,
+            settings=mine if saved or not is_started else None,
+            loaded_with=mine,
+            force=force,
+            progress=progress,
+        )
+
+    def _named(self, name: str) -> LocalModel:
+        try:
+            return self.any(name)
+        except ModelNotFound:
+            if name in self.server.alias or ANY_NAME in self.server.alias:
+                return self.default()
+            raise
+
+    def _is_offered(self, local: LocalModel, loaded: set[str]) -> bool:
+        usable = local.kind == "model" and local.problem is None and local.id not in loaded
+        return usable and self.server.load_on_request and not self.store.get(local.id).is_hidden
+
+    def _loaded(self, entry: Entry) -> ModelInfo:
+        assert entry.served is not None, "it is loaded"
+        return entry.served.info
+
+    def _unloaded(self, local: LocalModel) -> ModelInfo:
+        mine = self.store.get(local.id)
+        drafter = mine.dflash_draft_model if mine.dflash_enabled else None
+        return ModelInfo(
+            id=local.id,
+            created=self._created,
+            context_length=mine.max_context_window or self.server.context_length or local.context_length,
+            engine="not loaded",
+            block_size=1,
+            drafter=model_id(drafter) if drafter else None,
+            fallback_reason=None,
+            aliases=(mine.model_alias,) if mine.model_alias else (),
+            loaded=False,
+        )

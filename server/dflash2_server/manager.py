@@ -1,0 +1,297 @@
+"""The model manager: library, settings, downloads and pool behind `management.Management`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dflash2_mlx.engine import ssd_cache
+from dflash2_mlx.errors import DFlashError, ModelNotFound, RequestError
+from dflash2_mlx.pairs import Progress
+from dflash2_mlx.settings import ServerSettings
+from dflash2_mlx.settings.model import changed
+from dflash2_mlx.settings.server import server_settings_in_force, write_server_settings
+from dflash2_mlx.settings.store import ModelSettingsStore
+from dflash2_server.catalog import Catalog
+from dflash2_server.downloads.queue import Downloads
+from dflash2_server.events import EventBus
+from dflash2_server.library.library import Library
+from dflash2_server.logs import LogBuffer
+from dflash2_server.management import ActiveRequest, Estimate, GlobalSetting, LiveFigures, ModelView, Saved, Unloaded
+from dflash2_server.pool.entry import Entry
+from dflash2_server.pool.figures import Sampler, active_request
+from dflash2_server.pool.pool import Pool
+from dflash2_server.security import check_exposure
+from dflash2_server.served import check_block_size
+from dflash2_server.service import EngineService, ssd_folder
+from dflash2_server.views import idle_limit, pending, view_of
+
+log = logging.getLogger(__name__)
+
+_TICK_SECONDS = 1.0
+_REFUSED_WHILE = ("ready", "loading", "waiting", "unloading")
+
+
+@dataclass(frozen=True)
+class SettingsSource:
+    """Where the server's settings came from: its flags, its environment, its file (None: the default one)."""
+
+    args: Any
+    environment: Mapping[str, str] = field(default_factory=dict)
+    file: Path | None = None
+
+
+class Manager:
+    """`management.Management`. Start it on the event loop that serves, stop it there, then close its service."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        library: Library,
+        store: ModelSettingsStore,
+        *,
+        downloads: Downloads,
+        events: EventBus,
+        logs: LogBuffer,
+        source: SettingsSource,
+    ) -> None:
+        self.catalog = Catalog(library, store, pool)
+        self.service = EngineService(pool.engine, pool, self.catalog)
+        self.downloads, self.events, self.logs = downloads, events, logs
+        self._pool, self._library, self._store, self._source = pool, library, store, source
+        self._sampler = Sampler(pool.engine)
+        self._ticking: asyncio.Task[None] | None = None
+        self._background: set[asyncio.Task[Any]] = set()
+
+    @property
+    def settings(self) -> ServerSettings:
+        return self._pool.settings
+
+    # what there is
+
+    def models(self) -> list[ModelView]:
+        """See `management.Management`, as for the rest."""
+        views = [view_of(local, self.catalog) for local in self._library.models()]
+        return sorted(views, key=lambda view: (view.kind == "drafter", not view.settings.is_favorite))
+
+    def model(self, name: str) -> ModelView:
+        return view_of(self.catalog.any(name), self.catalog)
+
+    async def refresh(self) -> None:
+        await asyncio.to_thread(self._library.refresh)
+        self.events.publish("library", {})
+
+    def estimate(self, name: str, changes: Mapping[str, Any] | None = None) -> Estimate:
+        local = self.catalog.find(name)
+        told = self.catalog.estimate(local, changes)
+        if told.verdict != "does not fit" or told.available is None:
+            return told
+        missing, evicted = told.needed - told.available, []
+        for entry in self._pool.victims():
+            if missing <= 0:
+                break
+            evicted.append(entry.id)
+            missing -= entry.memory_bytes
+        return replace(told, evicts=tuple(evicted) if missing <= 0 else ())
+
+    # loading
+
+    async def load(self, name: str, *, force: bool = False) -> ModelView:
+        local = self.catalog.find(name)
+        await self._pool.load(local.id, self.catalog.job(local, force=force))
+        return self.model(local.id)
+
+    async def unload(self, name: str) -> Unloaded:
+        freed = await self._pool.unload(self._pool.entry(self.catalog.find(name).id))
+        log.info("%s unloaded: %.2f GB freed", name, freed.freed / 1e9)
+        return freed
+
+    # changing
+
+    async def save_settings(self, name: str, changes: Mapping[str, Any]) -> Saved:
+        local = self.catalog.any(name)
+        before = self._store.get(local.id)
+        wanted = changed(before, changes)
+        if local.kind == "model":
+            self._check_pairing(local.id, wanted, changes)
+        after = await asyncio.to_thread(self._store.put, local.id, changes)
+        names = tuple(key for key in changes if getattr(after, key, None) != getattr(before, key, None))
+        self.events.publish("settings", {"id": local.id, "changed": list(names)})
+        entry = self._pool.entry(local.id)
+        if entry.served is None:
+            return Saved(settings=after, changed=names, requires_reload=(), reload="none")
+        await self._bring_into_force(entry)
+        waiting = pending(entry, after)
+        if not waiting:
+            return Saved(settings=after, changed=names, requires_reload=(), reload="none")
+        if not self._pool.is_idle(entry):
+            return Saved(settings=after, changed=names, requires_reload=waiting, reload="when idle")
+        await self._reload(entry)
+        return Saved(settings=after, changed=names, requires_reload=(), reload="done")
+
+    async def delete(self, name: str) -> int:
+        local = self.catalog.any(name)
+        entry = self._pool.entry(local.id)
+        if entry.state in _REFUSED_WHILE:
+            raise RequestError(f"{local.id} is {entry.state}: unload it first", param="model")
+        users = [other.id for other in self._pool.ready() if other.served and other.served.uses(str(local.path))]
+        if users:
+            raise RequestError(f"{local.id} is the drafter of {', '.join(users)}: unload that first", param="model")
+        freed = await asyncio.to_thread(self._library.delete, local)
+        await asyncio.to_thread(ssd_cache.remove_files, ssd_folder(self.settings), local.load_name)
+        log.warning("%s was deleted from disk: %.2f GB freed", local.id, freed / 1e9)
+        self.events.publish("removed", {"id": local.id})
+        return freed
+
+    # what happens
+
+    def activity(self) -> Sequence[ActiveRequest]:
+        names = {id(entry.pair): entry.id for entry in self._pool.entries() if entry.pair is not None}
+        jobs = self._pool.engine.jobs()
+        return [active_request(job, names.get(id(job.pair), job.pair.model_name)) for job in jobs]
+
+    def figures(self) -> LiveFigures:
+        return self._sampler.history[-1] if self._sampler.history else self._sampler.sample(self._pool.ready())
+
+    def history(self) -> Sequence[LiveFigures]:
+        return list(self._sampler.history)
+
+    # the server's own settings
+
+    def global_settings(self) -> list[GlobalSetting]:
+        source = self._source
+        found = server_settings_in_force(source.args, source.environment, source.file, running=self.settings)
+        return [
+            GlobalSetting(
+                name=one.name,
+                value=one.value,
+                default=one.default,
+                source=one.source,
+                requires_restart=one.restart,
+                pending=one.pending,
+                group=one.group,
+                description=one.description,
+            )
+            for one in found
+        ]
+
+    async def save_global_settings(self, changes: Mapping[str, Any]) -> list[GlobalSetting]:
+        check_exposure(self.settings.model_copy(update={k: v for k, v in changes.items() if k in ("host", "api_key")}))
+        await asyncio.to_thread(write_server_settings, self._source.file, changes)
+        await asyncio.to_thread(self._take_up_globals)
+        self.events.publish("settings", {"id": None, "changed": list(changes)})
+        return self.global_settings()
+
+    def _take_up_globals(self) -> None:
+        """What needs no restart."""
+        from dflash2_mlx.settings import read_settings
+
+        fresh, _ = read_settings(self._source.args, self._source.environment, self._source.file)
+        live = {
+            name: getattr(fresh, name)
+            for name, schema in ServerSettings.model_fields.items()
+            if isinstance(schema.json_schema_extra, dict) and schema.json_schema_extra.get("restart") is False
+        }
+        self._pool.settings = self.settings.model_copy(update=live)
+
+    # life
+
+    async def start(self, progress: Progress | None = None) -> None:
+        """Load what `--model` names (raises what that raises); the default and the pinned ones follow by themselves."""
+        started = self.catalog.started
+        if started is not None:
+            local = self.catalog.find(started)
+            await self._pool.load(local.id, self.catalog.job(local, force=True, progress=progress))
+        mine = self._store.all()
+        wanted = [key for key, one in mine.items() if (one.is_default and started is None) or one.is_pinned]
+        self._ticking = self._spawn(self._tick())
+        for name in wanted:
+            if name != started:
+                self._spawn(self._load_quietly(name))
+
+    async def stop(self) -> None:
+        for task in list(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        self.events.close()
+        await asyncio.to_thread(self.downloads.close)
+
+    async def _tick(self) -> None:
+        """Each second: a sample, reloads that waited for their model to be idle, models that nobody uses."""
+        was_busy = True
+        while True:
+            figures = self._sampler.sample(self._pool.ready())
+            busy = bool(figures.running or figures.waiting or figures.generation_tps or figures.prompt_tps)
+            if busy or was_busy:
+                self.events.publish("figures", asdict(figures))
+            was_busy = busy
+            try:
+                await self._reload_idle()
+                await self._pool.unload_idle(lambda entry: idle_limit(entry, self.catalog))
+            except DFlashError as error:
+                log.warning("%s", error)
+            except Exception:
+                log.exception("the model manager goes on after a failure of its own")
+            await asyncio.sleep(_TICK_SECONDS)
+
+    async def _reload_idle(self) -> None:
+        for entry in self._pool.ready():
+            mine = self._store.get(entry.id)
+            if entry.served is not None and entry.served.model_settings != mine:
+                await self._bring_into_force(entry)  # changed by another process
+            if pending(entry, mine) and self._pool.is_idle(entry):
+                await self._reload(entry)
+
+    async def _reload(self, entry: Entry) -> None:
+        await self._pool.unload(entry)
+        local = self.catalog.find(entry.id)
+        await self._pool.load(entry.id, self.catalog.job(local))
+
+    async def _bring_into_force(self, entry: Entry) -> None:
+        """What a loaded pair takes up as it runs."""
+        mine = self._store.get(entry.id)
+        if entry.served is None:
+            return
+        before, entry.served.model_settings = entry.served.model_settings, mine
+        if _cache_part(before) != _cache_part(mine):
+            await self._pool.set_limits(entry, mine)
+
+    def _check_pairing(self, model_id: str, wanted: Any, changes: Mapping[str, Any]) -> None:
+        """Refuse what the disk tells to be wrong, before it is saved."""
+        local = self.catalog.find(model_id)
+        if wanted.dflash_enabled and changes.get("dflash_enabled") and not local.dflash_compatible:
+            raise RequestError(f"DFlash for {local.id}: {local.dflash_reason}", param="dflash_enabled")
+        name = wanted.dflash_draft_model
+        if not wanted.dflash_enabled or name is None:
+            return
+        fit = next((fit for fit in self._library.fits(local) if name in (fit.id, fit.repo_id)), None)
+        if fit is None:
+            return  # not on disk yet, or a folder elsewhere: the load tells
+        if not fit.fits and "dflash_draft_model" in changes:
+            reasons = "; ".join(fit.reasons)
+            raise RequestError(f"{name} does not fit {local.id}: {reasons}", param="dflash_draft_model")
+        if {"dflash_block_size", "dflash_draft_model"} & set(changes):
+            check_block_size(wanted, fit.block_size)
+
+    async def _load_quietly(self, name: str) -> None:
+        """The entry has the reason where it fails."""
+        try:
+            await self.load(name)
+        except ModelNotFound as error:
+            log.warning("%s", error)
+        except DFlashError:
+            pass
+
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+
+def _cache_part(settings: Any) -> list[Any]:
+    return [value for name, value in settings if "cache" in name]

@@ -1,0 +1,279 @@
+"""The pairs that are loaded: load with room made for them, serve, unload in order, unload what nobody uses.
+
+All of it runs on one event loop; models are loaded on the engine's thread, one at a time, while running answers go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import mlx.core as mx
+
+from dflash2_mlx.engine.worker import Engine
+from dflash2_mlx.errors import EngineBusy, ModelNotFound, RequestError
+from dflash2_mlx.pairs import Pair, Progress
+from dflash2_mlx.settings import ServerSettings
+from dflash2_mlx.settings.model import ModelSettings
+from dflash2_server.management import Estimate, Unloaded
+from dflash2_server.pool.entry import Entry, LoadCancelled
+from dflash2_server.pool.plan import LoadPlan, cache_limits
+from dflash2_server.served import ServedPair
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_POLL_SECONDS = 0.02  # between two looks whether the requests of a model have ended
+_PROGRESS_SECONDS = 0.1  # between two events of a load
+
+Publish = Callable[[str, Mapping[str, Any]], object]
+
+
+class Pool:
+    """Entries by model id. `publish` is told of every change of state ("model") and of progress ("load")."""
+
+    def __init__(self, engine: Engine, settings: ServerSettings, publish: Publish = lambda kind, data: None) -> None:
+        self.engine = engine
+        self.settings = settings
+        self._publish = publish
+        self._entries: dict[str, Entry] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    def entry(self, model_id: str) -> Entry:
+        return self._entries.setdefault(model_id, Entry(model_id))
+
+    def entries(self) -> list[Entry]:
+        return list(self._entries.values())
+
+    def ready(self) -> list[Entry]:
+        """What is loaded, the most recently used first."""
+        return sorted(
+            (entry for entry in self._entries.values() if entry.state == "ready"), key=lambda entry: -entry.last_used
+        )
+
+    def requests(self, entry: Entry) -> int:
+        """Running, waiting and coming ones."""
+        return entry.coming + (len(self.engine.jobs(entry.pair)) if entry.pair is not None else 0)
+
+    def is_idle(self, entry: Entry) -> bool:
+        return entry.state == "ready" and self.requests(entry) == 0
+
+    def adopt(self, served: ServedPair, loaded_with: ModelSettings | None = None) -> Entry:
+        """Take a pair that is loaded already."""
+        entry = self.entry(served.name)
+        entry.is_ready(served, loaded_with)
+        return entry
+
+    async def load(self, model_id: str, job: LoadJob) -> Entry:
+        """Load, or join the load that is under way; whoever waits may leave. Raises what loading raises."""
+        entry = self.entry(model_id)
+        while entry.state == "unloading":
+            await entry.settled.wait()
+        if entry.state == "ready":
+            return entry
+        if entry.task is None:
+            entry.stop.clear()
+            entry.begins("waiting")
+            self._tell(entry)
+            entry.task = asyncio.create_task(self._load(entry, job))
+            entry.task.add_done_callback(_noticed)
+        await asyncio.shield(entry.task)
+        return entry
+
+    async def unload(self, entry: Entry) -> Unloaded:
+        """Wait for its requests, new ones being held back, and free it. A load under way is stopped instead."""
+        if entry.task is not None:
+            return await self._stop(entry)
+        if entry.state == "unloading":
+            await entry.settled.wait()
+            return Unloaded(before=mx.get_active_memory(), after=mx.get_active_memory())
+        if entry.state != "ready":
+            raise RequestError(f"{entry.id} is not loaded", param="model")
+        self._closes(entry)
+        try:
+            while self.requests(entry):
+                await asyncio.sleep(_POLL_SECONDS)
+        except asyncio.CancelledError:
+            entry.state = "ready"
+            entry.settled.set()
+            self._tell(entry)
+            raise
+        return await self._free(entry)
+
+    async def set_limits(self, entry: Entry, settings: ModelSettings) -> None:
+        """Bring a change of the cache settings into force."""
+        pair = entry.pair
+        if pair is not None:
+            await self._call(lambda: self.engine.cache.set_limits(pair, cache_limits(settings)))
+
+    async def unload_idle(self, idle_limit: Callable[[Entry], float | None]) -> None:
+        """Unload what has been idle for longer than its limit, in seconds."""
+        now = time.time()
+        for entry in self.ready():
+            limit = idle_limit(entry)
+            if self.requests(entry):
+                entry.last_used = now
+            elif limit is not None and now - entry.last_used >= limit:
+                log.info("%s is unloaded: it was idle for %.0f s", entry.id, now - entry.last_used)
+                await self.unload(entry)
+
+    async def _load(self, entry: Entry, job: LoadJob) -> None:
+        try:
+            async with self._one_at_a_time:
+                await self._make_room(entry, job)
+                entry.begins("loading")
+                self._tell(entry)
+                plan = job.plan()
+                pair = await self._call(lambda: plan.run(self._progress(entry, job.progress)))
+                served = await asyncio.to_thread(job.serve, pair)
+                entry.is_ready(served, job.loaded_with)
+                if job.settings is not None:
+                    await self.set_limits(entry, job.settings)
+        except BaseException as error:
+            entry.fails(error)
+            if not isinstance(error, LoadCancelled | asyncio.CancelledError):
+                log.error("%s is not loaded: %s", entry.id, error)
+            raise
+        finally:
+            entry.task = None
+            self._tell(entry)
+
+    async def _stop(self, entry: Entry) -> Unloaded:
+        before = mx.get_active_memory()
+        entry.stop.set()
+        if entry.task is not None:
+            await asyncio.wait([entry.task])
+        return Unloaded(before=before, after=await self._call(_collected))
+
+    async def _make_room(self, entry: Entry, job: LoadJob) -> None:
+        """Unload what was used least recently and is neither pinned nor busy, as far as it is needed."""
+        while True:
+            if entry.stop.is_set():
+                raise LoadCancelled(f"the load of {entry.id} was stopped")
+            estimate = job.estimate()
+            most = self.settings.max_models
+            crowded = most is not None and len(self.ready()) >= most
+            if not crowded and (job.force or estimate.verdict != "does not fit"):
+                return
+            victim = next(iter(self.victims()), None)
+            if victim is None or (not crowded and not self._would_help(estimate)):
+                raise EngineBusy(_no_room(entry.id, estimate, most if crowded else None, self.ready()))
+            log.info("%s is unloaded to make room for %s", victim.id, entry.id)
+            self._closes(victim)
+            await self._free(victim)
+
+    def victims(self) -> list[Entry]:
+        """What may be unloaded to make room, in that order."""
+        return [entry for entry in reversed(self.ready()) if self.is_idle(entry) and not self.is_pinned(entry)]
+
+    def is_pinned(self, entry: Entry) -> bool:
+        return entry.served is not None and entry.served.model_settings.is_pinned
+
+    def _would_help(self, estimate: Estimate) -> bool:
+        """Whether unloading all that may go would be enough."""
+        gained = sum(entry.memory_bytes for entry in self.victims())
+        return estimate.available is not None and estimate.needed <= estimate.available + gained
+
+    def _closes(self, entry: Entry) -> None:
+        entry.begins("unloading")
+        entry.settled.clear()
+        self._tell(entry)
+
+    async def _free(self, entry: Entry) -> Unloaded:
+        """Forget the prefixes, then the weights; measured on the engine's thread, once nobody holds them."""
+        pair = entry.pair
+        assert pair is not None, "only what is loaded is freed"
+        before = mx.get_active_memory()
+        try:
+            forgotten = self.engine.unload(pair)
+            entry.served = pair = None
+            await asyncio.wrap_future(forgotten)
+            del forgotten
+            after = await self._call(_collected)
+        finally:
+            entry.is_gone()
+            self._tell(entry)
+        return Unloaded(before=before, after=after)
+
+    def _progress(self, entry: Entry, also: Progress | None) -> Progress:
+        """Called on the engine's thread: tells, lets running requests go on, and stops a load that is not wanted."""
+        told, other, since = 0.0, 0.0, time.monotonic()
+
+        def progress(stage: str, share: float) -> None:
+            nonlocal told, other, since
+            if entry.stop.is_set():
+                raise LoadCancelled(f"the load of {entry.id} was stopped")
+            now = time.monotonic()
+            changed = stage != entry.stage
+            entry.stage, entry.share = stage, share
+            if also is not None:
+                also(stage, share)
+            if changed or share >= 1 or now - told >= _PROGRESS_SECONDS:
+                told = now
+                self._publish("load", {"id": entry.id, "stage": stage, "share": share})
+            if now - since >= other:  # half of the time for those who run
+                self.engine.let_others()
+                since = time.monotonic()
+                other = since - now
+
+        return progress
+
+    def _call(self, function: Callable[[], T]) -> asyncio.Future[T]:
+        return asyncio.wrap_future(self.engine.call(function))
+
+    def _tell(self, entry: Entry) -> None:
+        self._publish("model", {"id": entry.id, "state": entry.state, "error": entry.error})
+
+
+class LoadJob:
+    """What the pool has to know to load a model."""
+
+    def __init__(
+        self,
+        *,
+        plan: Callable[[], LoadPlan],
+        estimate: Callable[[], Estimate],
+        serve: Callable[[Pair], ServedPair],
+        settings: ModelSettings | None = None,
+        loaded_with: ModelSettings | None = None,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> None:
+        self.progress = progress
+        self.plan, self.estimate, self.serve = plan, estimate, serve
+        self.settings, self.loaded_with, self.force = settings, loaded_with, force
+
+
+def _collected() -> int:
+    """Bytes that are still held once what nobody refers to is gone."""
+    gc.collect()
+    mx.clear_cache()
+    return int(mx.get_active_memory())
+
+
+def _noticed(task: asyncio.Task[None]) -> None:
+    """An error that nobody waits for any more is in the entry."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _no_room(name: str, estimate: Estimate, most: int | None, ready: list[Entry]) -> str:
+    holders = ", ".join(entry.id for entry in ready)
+    held = f"; loaded and pinned or busy are {holders}: unload one" if holders else ""
+    if most is not None:
+        return f"{name} is not loaded: {most} models may be loaded at once (max_models){held}"
+    available = (estimate.available or 0) / 1e9
+    return (
+        f"{name} does not fit: it needs {estimate.needed / 1e9:.2f} GB "
+        f"(target {estimate.target_bytes / 1e9:.2f}, drafter {estimate.drafter_bytes / 1e9:.2f}, "
+        f"caches {estimate.cache_bytes / 1e9:.2f}), and {available:.2f} GB are available{held}"
+    )
+
+
+def not_loaded(name: str) -> ModelNotFound:
+    return ModelNotFound(f"{name} is not loaded, and load_on_request is off: load it in the model manager")
