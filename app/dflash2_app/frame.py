@@ -38,7 +38,8 @@ def frame(title: str, manager: Management, *, here: str = "") -> Iterator[None]:
             with ui.element("div").classes("top-end"):
                 _loaded(manager)
                 _theme_switch()
-    with ui.element("main").classes("main"):
+    # NiceGUI's layout is a main element already.
+    with ui.element("div").classes("main"):
         ui.html('<span id="main" tabindex="-1"></span>', sanitize=False)
         ui.html(f"<h1>{_escaped(title)}</h1>", sanitize=False).classes("page-title")
         yield

@@ -14,6 +14,9 @@ from dflash2_app.wording import reason, size, state_chip
 from dflash2_mlx.errors import DFlashError
 from dflash2_server.management import Management, ModelView
 
+# After this the list has been looked at again (live.LOOK_SECONDS), and a moved row stands where it belongs.
+REFOCUS_MS = 500
+
 
 class ModelCard:
     """A row of the list. `show` takes it to another view of the same model."""
@@ -55,10 +58,16 @@ class ModelCard:
         self._bar.props["aria-valuenow"] = round(100 * share)
 
     def _build_star(self) -> ui.button:
-        star = ui.button(on_click=lambda: self._actions.favorite(self._view.id), color=None)
+        star = ui.button(on_click=self._favorite, color=None)
         star.props("flat round dense").classes("star")
         testid(star, f"favorite-{self._view.id}")
         return star
+
+    async def _favorite(self) -> None:
+        """The row may move by it, and what is moved loses the focus."""
+        await self._actions.favorite(self._view.id)
+        script = f"setTimeout(() => getHtmlElement({self._star.id})?.focus(), {REFOCUS_MS})"
+        ui.run_javascript(script)
 
     def _build_buttons(self) -> None:
         name = self._view.id

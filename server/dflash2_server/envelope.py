@@ -21,12 +21,10 @@ class Envelope:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-        elif scope["type"] == "http":
+        if scope["type"] == "http":
             await self._answer(scope, receive, send)
         else:
-            await send({"type": "websocket.close", "code": 1008, "reason": "there are no websockets here"})
+            await self.app(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"req_{uuid.uuid4().hex[:24]}"

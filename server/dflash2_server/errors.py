@@ -51,12 +51,22 @@ class WireError:
     retry_after: int | None = None
 
 
+class Refusal(DFlashError):
+    """A route's own answer to what is wrong, where no exception of the service says it."""
+
+    def __init__(self, error: WireError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
 def wire_error(error: BaseException) -> WireError:
     """What a client is told of an exception. One that is not ours is logged and its text kept from the client."""
     message = " ".join(str(error).split())
     match error:
         case RequestValidationError():
             return _from_validation(error.errors(), error.body)
+        case Refusal():
+            return error.error
         case PromptTooLong():
             return WireError(400, "invalid_request_error", "context_length_exceeded", message, error.param)
         case RequestError():
@@ -136,8 +146,9 @@ def _from_validation(errors: Sequence[Any], body: Any) -> WireError:
 
 def _path(first: Mapping[str, Any], body: Any) -> tuple[Any, ...]:
     """Where in the body an error is. Pydantic's place also has the tags of unions, which are no fields of a request."""
-    place = tuple(first["loc"][1:] if first["loc"][:1] == ("body",) else first["loc"])
-    if not isinstance(body, dict):
+    source, *rest = first["loc"]
+    place = tuple(rest if source in ("body", "query", "path", "header") else first["loc"])
+    if not isinstance(body, dict) or source != "body":
         return place
     missing = place[-1:] if first["type"] == "missing" else ()
     paths = list(_paths(body, place[: len(place) - len(missing)]))

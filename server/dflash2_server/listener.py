@@ -65,8 +65,8 @@ class Server(uvicorn.Server):
                 app,
                 log_config=None,
                 access_log=False,
-                lifespan="off",
-                ws="none",
+                lifespan="on",
+                ws="websockets-sansio",
                 # The one that uvicorn always brings: what else it would pick depends on what is installed.
                 http="h11",
                 limit_concurrency=MOST_CONNECTIONS,

@@ -208,11 +208,20 @@ class Management(Protocol):
     task), settings (id and changed names), figures (a `LiveFigures`, each second while something happens), removed.
     """
 
-    service: Service
-    settings: ServerSettings
-    downloads: Downloads
-    events: EventBus
-    logs: LogBuffer
+    @property
+    def service(self) -> Service: ...
+
+    @property
+    def settings(self) -> ServerSettings: ...
+
+    @property
+    def downloads(self) -> Downloads: ...
+
+    @property
+    def events(self) -> EventBus: ...
+
+    @property
+    def logs(self) -> LogBuffer: ...
 
     def models(self) -> list[ModelView]:
         """Everything on disk that is complete: models first, favourites before the rest, then drafters."""

@@ -60,16 +60,32 @@ class Manager:
         source: SettingsSource,
     ) -> None:
         self.catalog = Catalog(library, store, pool)
-        self.service = EngineService(pool.engine, pool, self.catalog)
-        self.downloads, self.events, self.logs = downloads, events, logs
+        self._service = EngineService(pool.engine, pool, self.catalog)
+        self._downloads, self._events, self._logs = downloads, events, logs
         self._pool, self._library, self._store, self._source = pool, library, store, source
         self._sampler = Sampler(pool.engine)
         self._ticking: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
 
     @property
+    def service(self) -> EngineService:
+        return self._service
+
+    @property
     def settings(self) -> ServerSettings:
         return self._pool.settings
+
+    @property
+    def downloads(self) -> Downloads:
+        return self._downloads
+
+    @property
+    def events(self) -> EventBus:
+        return self._events
+
+    @property
+    def logs(self) -> LogBuffer:
+        return self._logs
 
     # what there is
 

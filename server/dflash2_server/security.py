@@ -5,17 +5,24 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Collection, Mapping
+from urllib.parse import quote
 
 from starlette.datastructures import Headers
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dflash2_mlx.errors import RequestError
 from dflash2_mlx.settings import ServerSettings
 from dflash2_server.errors import error_response, refusal
 from dflash2_server.keys import encoded, given_keys, is_known
+from dflash2_server.sessions import Sessions, cookie_name, cookie_value
 
-# Answered without a key: it says nothing but that the process lives.
-OPEN_PATHS = frozenset({"/health"})
+# Answered without a key: that the process lives, and the way to log in.
+OPEN_PATHS = frozenset({"/health", "/login", "/admin/api/login"})
+# Programs ask here: errors are JSON, never a page. Below the first ones a session is not enough.
+KEY_PATHS = ("/v1",)
+API_PATHS = (*KEY_PATHS, "/admin", "/health", "/ready", "/metrics", "/openapi.json")
+WEBSOCKET_REFUSED = 1008  # policy violation
 _AUTHORITY = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]@/\\\s]+))(?::\d{1,5})?")
 
 
@@ -73,11 +80,16 @@ class _Guard:
         self.settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refused = self.refuse(scope) if scope["type"] == "http" else None
+        refused = self.refuse(scope) if scope["type"] in ("http", "websocket") else None
         if refused is None:
             await self.app(scope, receive, send)
+            return
+        status, message, headers = refused
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": WEBSOCKET_REFUSED, "reason": message})
+        elif status in (302, 303):
+            await Response(status_code=status, headers=dict(headers))(scope, receive, send)
         else:
-            status, message, headers = refused
             await error_response(scope, refusal(status, message), headers)(scope, receive, send)
 
     def refuse(self, scope: Scope) -> tuple[int, str, Mapping[str, str]] | None:
@@ -103,12 +115,15 @@ class HostGuard(_Guard):
 
 
 class OriginGuard(_Guard):
-    """Against posts from web pages of other sites. Programs that are no browsers send no Origin."""
+    """Against posts and websockets from web pages of other sites. Programs that are no browsers send no Origin."""
 
     def refuse(self, scope: Scope) -> tuple[int, str, Mapping[str, str]] | None:
-        if scope["method"] in ("GET", "HEAD"):
+        if scope.get("method") in ("GET", "HEAD"):
             return None  # without CORS headers a page cannot read the answer
         headers = Headers(scope=scope)
+        site = headers.get("sec-fetch-site")
+        if is_under(scope["path"], "/admin") and site in ("cross-site", "same-site") and "origin" not in headers:
+            return 403, f"a page of another site may change nothing here (Sec-Fetch-Site is {site})", {}
         for origin in headers.getlist("origin"):
             if not is_origin_allowed(origin, headers.get("host", ""), self.settings.cors_origin):
                 return 403, f"origin {origin!r:.200} may send no requests: --cors-origin allows one", {}
@@ -116,18 +131,42 @@ class OriginGuard(_Guard):
 
 
 class KeyGuard(_Guard):
-    """Where keys are configured, everything but `/health` needs one. A query string is not looked at."""
+    """Where keys are configured, everything but `/health` and the login needs one, or a session for what pages use.
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+    A query string is not looked at. A page that needs a login leads there.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, sessions: Sessions, *, pages: bool) -> None:
         super().__init__(app, settings)
         self.keys = encoded(settings.api_key)
+        self.sessions, self.pages = sessions, pages
 
     def refuse(self, scope: Scope) -> tuple[int, str, Mapping[str, str]] | None:
-        if not self.keys or scope["path"] in OPEN_PATHS:
+        path = scope["path"]
+        if not self.keys or path in OPEN_PATHS:
             return None
         given = given_keys(scope["headers"])
-        if is_known(given, self.keys):
+        if is_known(given, self.keys) or (not is_under(path, *KEY_PATHS) and self._has_session(scope)):
             return None
+        if self.pages and scope.get("method") == "GET" and not is_under(path, *API_PATHS):
+            return 303, "", {"Location": login_location(scope)}
         what = "the API key is wrong" if given else "an API key is needed"
         message = f"{what}: send Authorization: Bearer KEY, or x-api-key: KEY"
         return 401, message, {"WWW-Authenticate": "Bearer"}
+
+    def _has_session(self, scope: Scope) -> bool:
+        server = scope.get("server")
+        name = cookie_name(int(server[1]) if server and server[1] else 0)
+        return self.sessions.is_open(cookie_value(scope["headers"], name))
+
+
+def login_location(scope: Scope) -> str:
+    """The login page, and from there back to the path that was asked for."""
+    path, query = scope["path"], scope.get("query_string", b"").decode("latin-1")
+    wanted = f"{path}?{query}" if query else path
+    return "/login" if path == "/" else f"/login?next={quote(wanted, safe='/')}"
+
+
+def is_under(path: str, *prefixes: str) -> bool:
+    """Whether a path is one of these or lies below one."""
+    return any(path == prefix or path.startswith(f"{prefix}/") for prefix in prefixes)

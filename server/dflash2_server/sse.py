@@ -32,17 +32,19 @@ def comment(text: str = "keep-alive") -> str:
 
 
 def stream(
-    frames: AsyncIterator[str], *, answer: Answer, keep_alive: Callable[[], str], every: float
+    frames: AsyncIterator[str], *, answer: Answer | None = None, keep_alive: Callable[[], str], every: float
 ) -> StreamingResponse:
     """A response of frames. When nothing was sent for `every` seconds (0: never) it sends `keep_alive()`.
 
-    `answer` is closed when the frames end and as soon as the client leaves, also while no frame is due.
+    `answer`, where the frames are of one, is closed when the frames end and as soon as the client leaves, also while no frame is due.
     """
     return _EventStream(frames, answer, keep_alive, every)
 
 
 class _EventStream(StreamingResponse):
-    def __init__(self, frames: AsyncIterator[str], answer: Answer, keep_alive: Callable[[], str], every: float) -> None:
+    def __init__(
+        self, frames: AsyncIterator[str], answer: Answer | None, keep_alive: Callable[[], str], every: float
+    ) -> None:
         super().__init__(frames, headers=HEADERS, media_type="text/event-stream")
         self._frames = frames
         self._answer = answer
@@ -58,7 +60,8 @@ class _EventStream(StreamingResponse):
             pass  # the server's way to say that the client has left
         finally:
             await stop(leaving)
-            await self._answer.aclose()
+            if self._answer is not None:
+                await self._answer.aclose()
             if isinstance(self._frames, AsyncGenerator):
                 await self._frames.aclose()
         if self.background is not None:

@@ -40,8 +40,9 @@ class Stalled(doubles.ScriptedService):
         super().close()
         print("closed", self.closings, flush=True)
 
-service.open_service = lambda settings, progress: Stalled(lambda asked: [Text("content", "one"), asyncio.Event()])
-sys.exit(cli.main(["serve", "--port", "0", *sys.argv[1:]]))
+stalled = lambda settings, progress: Stalled(lambda asked: [Text("content", "one"), asyncio.Event()])
+args = cli.command_parser("serve", serve_command).parse_args(["--port", "0", *sys.argv[1:]])
+sys.exit(serve_command.run(args, stalled))
 """
 
 

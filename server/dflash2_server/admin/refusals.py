@@ -1,0 +1,53 @@
+"""The errors that only the admin API tells in its own way: loads that fail, downloads that are not there, the Hub."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from dflash2_mlx.errors import CheckpointError, PairError, TargetError
+from dflash2_server.downloads.faults import Failure
+from dflash2_server.downloads.task import ErrorKind
+from dflash2_server.errors import Refusal, refusal
+
+# 401 would be about the key of this server, which is not what the Hub refuses.
+_HUB: dict[ErrorKind, int] = {
+    "missing": 404,
+    "gated": 403,
+    "token": 403,
+    "rate limit": 429,
+    "offline": 503,
+    "disk full": 507,
+    "damaged": 502,
+    "other": 502,
+}
+
+
+@contextmanager
+def load_refusals() -> Iterator[None]:
+    """A model that cannot be loaded as it is on disk and set: 409, since the request itself was right."""
+    try:
+        yield
+    except (CheckpointError, PairError, TargetError) as error:
+        message = " ".join(str(error).split())
+        raise Refusal(refusal(409, message, code="load_failed", param="model")) from error
+
+
+@contextmanager
+def hub_refusals() -> Iterator[None]:
+    """What the Hub or the way to it refuses, by its kind."""
+    try:
+        yield
+    except Failure as failure:
+        kind = failure.error.kind
+        told = refusal(_HUB[kind], str(failure), code=f"hub_{kind.replace(' ', '_')}")
+        wait = None if failure.wait is None else max(1, math.ceil(failure.wait))
+        raise Refusal(replace(told, retry_after=wait)) from failure
+
+
+def no_download(id: str) -> Refusal:
+    """There is no such task."""
+    message = f"there is no download {id!r:.100}: GET /admin/api/hf/tasks lists them"
+    return Refusal(refusal(404, message, code="download_not_found", param="task"))

@@ -1,0 +1,15 @@
+"""All routers of the admin API, in the order in which the application includes them."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from dflash2_server.admin import globals, hub, live, models, settings
+
+
+def routers() -> list[APIRouter]:
+    """For an application whose `state.manager` is a `management.Management`.
+
+    The settings come before the models: an id may have slashes, so that of a model would take their path.
+    """
+    return [settings.router, models.router, hub.router, live.router, globals.router]
