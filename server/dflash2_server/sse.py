@@ -36,7 +36,8 @@ def stream(
 ) -> StreamingResponse:
     """A response of frames. When nothing was sent for `every` seconds (0: never) it sends `keep_alive()`.
 
-    `answer`, where the frames are of one, is closed when the frames end and as soon as the client leaves, also while no frame is due.
+    `answer`, where the frames are of one, is closed when they end and as soon as the client leaves, also while no
+    frame is due.
     """
     return _EventStream(frames, answer, keep_alive, every)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
@@ -17,7 +17,9 @@ from dflash2_server.strict_json import json_response
 
 router = APIRouter(prefix=PREFIX, tags=["admin: models"])
 
-_GOES_ON = {202: {"description": "It goes on: the model as it is now. Its state and GET /events tell the rest."}}
+_GOES_ON: dict[int | str, dict[str, Any]] = {
+    202: {"description": "It goes on: the model as it is now. Its state and GET /events tell the rest."}
+}
 Wait = Annotated[bool, Query(description="false: answer before it is through, with 202.")]
 Force = Annotated[bool, Query(description="Load also what the estimate says is too big.")]
 Confirm = Annotated[str | None, Query(description="The model's id once more.")]
