@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dflash2_server.errors import error_response, wire_error
 
 access = logging.getLogger("dflash2_server.access")
+_ASSETS = "/_nicegui"  # dozens for each page
 
 
 class Envelope:
@@ -47,7 +48,8 @@ class Envelope:
         finally:
             took = 1000 * (time.monotonic() - started)
             path = scope["path"].encode("unicode_escape").decode("ascii")
-            access.info("%s %s %d %.1f ms %s", scope["method"], path, status, took, request_id)
+            level = logging.DEBUG if scope["path"].startswith(_ASSETS) else logging.INFO
+            access.log(level, "%s %s %d %.1f ms %s", scope["method"], path, status, took, request_id)
 
 
 def _mark(headers: MutableHeaders, request_id: str) -> None:
