@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +9,17 @@ from fastapi import FastAPI
 from nicegui import app as nicegui_app
 from nicegui import ui
 
-from dflash2_app import downloads_page, login_page, models_page, settings_form, settings_page, theme
+from dflash2_app import (
+    chat_page,
+    downloads_page,
+    live_page,
+    login_page,
+    logs_page,
+    models_page,
+    settings_form,
+    settings_page,
+    theme,
+)
 from dflash2_app.frame import PRODUCT, frame
 from dflash2_server.management import Management
 
@@ -56,8 +64,9 @@ def _register(manager: Management) -> None:
         _page(path, "Models", manager, models_page.content)
     _page("/downloads", "Downloads", manager, downloads_page.content)
     _page("/settings", "Settings", manager, settings_page.content)
-    for name in ("Chat", "Live", "Logs"):
-        _page(f"/{name.lower()}", name, manager, _content(f"dflash2_app.{name.lower()}_page"))
+    _page("/chat", "Chat", manager, chat_page.content)
+    _page("/live", "Live", manager, live_page.content)
+    _page("/logs", "Logs", manager, logs_page.content)
 
     @ui.page("/models/{model_id:path}")
     def model(model_id: str) -> None:
@@ -70,11 +79,3 @@ def _page(path: str, title: str, manager: Management, content: Callable[[Managem
     def page() -> None:
         with frame(title, manager, here="/models" if path == "/" else path):
             content(manager)
-
-
-def _content(module: str) -> Callable[[Management], Any]:
-    """Until that module is written, a placeholder."""
-    if importlib.util.find_spec(module) is None:
-        return lambda manager: ui.label("This page is under way.")
-    content: Callable[[Management], Any] = importlib.import_module(module).content
-    return content

@@ -31,7 +31,7 @@ def tell(client: Client, text: str, *, bad: bool = False) -> None:
     with client:
         ui.notify(
             text, type="negative" if bad else "positive", multi_line=True, close_button="Close",
-            timeout=0 if bad else 5000, position="bottom",
+            timeout=0 if bad else 5000, position="bottom-right",
         )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dflash2_server.errors import WireError, error_response, refusal
+from dflash2_server.security import API_PATHS, is_under
 
 # Tool schemas nest some 30 deep; far beyond, recursive code (templates, validators) fails.
 MAX_DEPTH = 128
@@ -29,6 +30,7 @@ class JsonBodies:
     """A middleware that reads the bodies of requests other than GET and HEAD, and passes on those that are sound.
 
     Another content type than JSON is refused: a page of another site may send forms and plain text without asking.
+    The pages' own traffic is left alone.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -36,7 +38,8 @@ class JsonBodies:
         self.limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        reads = scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS")
+        if reads or not is_under(scope["path"], *API_PATHS):
             await self.app(scope, receive, send)
             return
         try:
@@ -54,11 +57,11 @@ class JsonBodies:
         headers = Headers(scope=scope)
         _check_declared(headers, self.limit)
         body = await _read(receive, self.limit)
-        if not body:
-            return body  # no route acts on nothing: the router says what is missing
+        if body is None or (not body and "content-type" not in headers):
+            return body  # where a route needs one, it says what is missing
         _check_type(headers)
         _check_encoding(headers)
-        return sound(body)
+        return sound(body) if body else body
 
 
 def sound(body: bytes) -> bytes:

@@ -24,6 +24,7 @@ from dflash2_server.pool.pool import LoadJob, Pool, not_loaded
 from dflash2_server.served import ServedPair, model_id
 
 ANY_NAME = "*"
+_FREE_MEMORY_SECONDS = 1.0
 
 
 class Catalog:
@@ -33,6 +34,7 @@ class Catalog:
         self.library, self.store, self.pool = library, store, pool
         self.started: str | None = None
         self._created = int(time.time())
+        self._asked: tuple[float, int | None] | None = None  # when, and the machine's free memory then
 
     @property
     def server(self) -> ServerSettings:
@@ -111,11 +113,18 @@ class Catalog:
 
     def available(self) -> int:
         """Bytes that are left for a load: of MLX's limit, and of the machine's memory."""
+        left = self.pool.engine.memory.limit - mx.get_active_memory()
+        free = self._free_memory()
+        return max(0, left if free is None else min(left, free + mx.get_cache_memory()))
+
+    def _free_memory(self) -> int | None:
+        """Of the machine, at most a second old: on some it takes a process to ask, and pages ask for every model."""
         from dflash2_mlx.chat.machine import memory
 
-        left = self.pool.engine.memory.limit - mx.get_active_memory()
-        free = memory().available
-        return max(0, left if free is None else min(left, free + mx.get_cache_memory()))
+        now = time.monotonic()
+        if self._asked is None or now - self._asked[0] > _FREE_MEMORY_SECONDS:
+            self._asked = now, memory().available
+        return self._asked[1]
 
     def job(self, local: LocalModel, *, force: bool = False, progress: Progress | None = None) -> LoadJob:
         """How the pool loads a model: by what is saved, and by the flags for the model of the start."""
@@ -127,12 +136,16 @@ class Catalog:
             names = [local.repo_id] if local.repo_id else []
             return ServedPair(pair, self.server, name=local.id, model_settings=mine, names=names)
 
+        def fresh_estimate() -> Estimate:
+            self._asked = None  # another model may just have been unloaded
+            return self.estimate(local)
+
         plan = plan_of(local, mine, self.server, self.library)
         if is_started:
             plan = started_with(plan, self.server, saved=saved)
         return LoadJob(
             plan=lambda: plan,
-            estimate=lambda: self.estimate(local),
+            estimate=fresh_estimate,
             serve=serve,
             settings=mine if saved or not is_started else None,
             loaded_with=mine,

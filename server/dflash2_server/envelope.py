@@ -57,4 +57,6 @@ def _mark(headers: MutableHeaders, request_id: str) -> None:
     headers["x-request-id"] = request_id
     headers["request-id"] = request_id
     headers["X-Content-Type-Options"] = "nosniff"
+    headers.setdefault("X-Frame-Options", "DENY")  # a page of another port is of the same site: it may not click here
+    headers.setdefault("Referrer-Policy", "same-origin")
     headers.setdefault("Cache-Control", "no-store")

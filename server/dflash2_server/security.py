@@ -15,13 +15,15 @@ from dflash2_mlx.errors import RequestError
 from dflash2_mlx.settings import ServerSettings
 from dflash2_server.errors import error_response, refusal
 from dflash2_server.keys import encoded, given_keys, is_known
-from dflash2_server.sessions import Sessions, cookie_name, cookie_value
+from dflash2_server.sessions import Sessions, cookie_name, cookie_values
 
 # Answered without a key: that the process lives, and the way to log in.
 OPEN_PATHS = frozenset({"/health", "/login", "/admin/api/login"})
 # Programs ask here: errors are JSON, never a page. Below the first ones a session is not enough.
 KEY_PATHS = ("/v1",)
-API_PATHS = (*KEY_PATHS, "/admin", "/health", "/ready", "/metrics", "/openapi.json")
+# What `--cors-origin` opens to web pages of other origins: neither the admin API nor the pages.
+LISTED_PATHS = (*KEY_PATHS, "/health", "/ready", "/metrics", "/openapi.json")
+API_PATHS = (*LISTED_PATHS, "/admin")
 WEBSOCKET_REFUSED = 1008  # policy violation
 _AUTHORITY = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[^:\[\]@/\\\s]+))(?::\d{1,5})?")
 
@@ -115,18 +117,21 @@ class HostGuard(_Guard):
 
 
 class OriginGuard(_Guard):
-    """Against posts and websockets from web pages of other sites. Programs that are no browsers send no Origin."""
+    """Against requests and websockets from web pages of other sites. Programs that are no browsers send no Origin."""
 
     def refuse(self, scope: Scope) -> tuple[int, str, Mapping[str, str]] | None:
-        if scope.get("method") in ("GET", "HEAD"):
-            return None  # without CORS headers a page cannot read the answer
         headers = Headers(scope=scope)
-        site = headers.get("sec-fetch-site")
-        if is_under(scope["path"], "/admin") and site in ("cross-site", "same-site") and "origin" not in headers:
-            return 403, f"a page of another site may change nothing here (Sec-Fetch-Site is {site})", {}
+        listed = is_under(scope["path"], *LISTED_PATHS)
+        reads = scope.get("method") in ("GET", "HEAD")
+        if listed and reads:
+            return None  # without CORS headers a page cannot read the answer
         for origin in headers.getlist("origin"):
-            if not is_origin_allowed(origin, headers.get("host", ""), self.settings.cors_origin):
-                return 403, f"origin {origin!r:.200} may send no requests: --cors-origin allows one", {}
+            if not is_origin_allowed(origin, headers.get("host", ""), self.settings.cors_origin if listed else ()):
+                remedy = "--cors-origin allows one" if listed else "only this server's own pages may"
+                return 403, f"origin {origin!r:.200} may send no requests: {remedy}", {}
+        site = headers.get("sec-fetch-site")
+        if not reads and "origin" not in headers and site in ("cross-site", "same-site"):
+            return 403, f"a page of another site may change nothing here (Sec-Fetch-Site is {site})", {}
         return None
 
 
@@ -157,7 +162,7 @@ class KeyGuard(_Guard):
     def _has_session(self, scope: Scope) -> bool:
         server = scope.get("server")
         name = cookie_name(int(server[1]) if server and server[1] else 0)
-        return self.sessions.is_open(cookie_value(scope["headers"], name))
+        return any(self.sessions.is_open(token) for token in cookie_values(scope["headers"], name))
 
 
 def login_location(scope: Scope) -> str:

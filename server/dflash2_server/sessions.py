@@ -7,7 +7,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
-from http.cookies import CookieError, SimpleCookie
 
 LIFETIME_SECONDS = 30 * 24 * 3600
 MOST_SESSIONS = 100
@@ -36,16 +35,14 @@ class Sessions:
             self._until[_digest(token)] = now + LIFETIME_SECONDS
         return token
 
-    def is_open(self, token: str | None) -> bool:
+    def is_open(self, token: str) -> bool:
         """Looked up by digest, so that the time tells nothing of the token."""
-        if not token:
-            return False
         with self._lock:
             return self._until.get(_digest(token), 0.0) > self._clock()
 
-    def close(self, token: str | None) -> None:
+    def close(self, token: str) -> None:
         with self._lock:
-            self._until.pop(_digest(token or ""), None)
+            self._until.pop(_digest(token), None)
 
     def seconds_to_wait(self, peer: str) -> float:
         """Until that address may try a key again; 0 mostly."""
@@ -68,18 +65,14 @@ def cookie_name(port: int) -> str:
     return f"dflash2_session_{port}"
 
 
-def cookie_value(headers: Iterable[tuple[bytes, bytes]], name: str) -> str | None:
-    """The value of a cookie in a request's headers."""
-    for key, value in headers:
-        if key != b"cookie":
-            continue
-        try:
-            found = SimpleCookie(value.decode("latin-1")).get(name)
-        except CookieError:
-            continue
-        if found is not None:
-            return found.value
-    return None
+def cookie_values(headers: Iterable[tuple[bytes, bytes]], name: str) -> list[str]:
+    """The values of a cookie in a request's headers: a browser may hold several of one name, for several paths.
+
+    Only split, not parsed: what other programs on this machine put into their cookies must not hide ours.
+    """
+    texts = (value.decode("latin-1") for key, value in headers if key == b"cookie")
+    pairs = (part.strip().partition("=") for text in texts for part in text.split(";"))
+    return [value for key, _, value in pairs if key == name]
 
 
 def _digest(token: str) -> str:

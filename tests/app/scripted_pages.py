@@ -1,7 +1,7 @@
 """The pages over the fake manager, with answers by script: `python -m tests.app.scripted_pages PORT`.
 
 The message's first word says what the answer is: see `SCRIPTS`; any other is told what the model has seen. Time
-stands still, but for `tick`.
+stands still, but for `tick`. GET /test/hold shuts the gate at which loads and thinking answers wait, /test/release opens it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from dflash2_server.inference import Inference, Text
 from tests.manager.doubles import FakeManager
 from tests.server.doubles import ENGINE, TIMINGS, Step, done
 
+# Shut, it holds answers that think, and loads.
+GATE = asyncio.Event()
 LONG = "\n\n".join(f"Paragraph {n}: " + "words that go on and on. " * 12 for n in range(1, 13))
 UNSAFE = (
     "<script>window.stolen = 1</script> <img src=x onerror='window.stolen = 2'>\n\n"
@@ -44,7 +46,7 @@ def endings(inference: Inference) -> Step:
 
 
 def think(inference: Inference) -> list[Step]:
-    thoughts: list[Step] = [Text("reasoning", "First "), Text("reasoning", "one thing."), 1.5]
+    thoughts: list[Step] = [Text("reasoning", "First "), Text("reasoning", "one thing."), GATE]
     return [*thoughts, Text("content", "Then it."), endings(inference)]
 
 
@@ -84,9 +86,21 @@ def script(inference: Inference) -> list[Step]:
     return [Text("content", f"Seen: {seen}; {dict(inference.parameters)}"), endings(inference)]
 
 
+async def _at_the_gate() -> None:
+    await GATE.wait()
+
+
+async def _hold() -> None:
+    GATE.clear()
+
+
+async def _release() -> None:
+    GATE.set()
+
+
 async def serve(port: int) -> None:
     settings = ServerSettings(port=port)
-    manager = FakeManager(settings, step_seconds=0.15)
+    manager = FakeManager(settings)
 
     def events(inference: Inference) -> list[Step]:
         """Time goes on by a second with each answer to `tick`."""
@@ -96,12 +110,16 @@ async def serve(port: int) -> None:
 
     ticks: list[asyncio.Future[None]] = []
     manager.service.events = events
+    GATE.set()
     await manager.save_settings("demo", {"dflash_enabled": True})
     await manager.load("demo")
     for _ in range(6):  # some figures to show
         manager.busy("demo")
         await manager.tick()
+    manager.step = _at_the_gate
     app = create_app(manager.service, settings, manager=manager, pages=build(manager))
+    app.add_api_route("/test/hold", _hold)
+    app.add_api_route("/test/release", _release)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", lifespan="on"))
     serving = asyncio.ensure_future(server.serve())
     while not server.started and not serving.done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -20,6 +21,16 @@ def url(browser: Browser) -> Iterator[str]:
     port = free_port()
     with process(["-m", "tests.app.scripted_pages", str(port)], ready="ready"):
         yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def held(page: Page, url: str) -> Iterator[None]:
+    """Loads and thinking answers wait within the block."""
+    assert page.request.get(f"{url}/test/hold").ok
+    try:
+        yield
+    finally:
+        page.request.get(f"{url}/test/release")
 
 
 def ask(page: Page, text: str) -> None:
@@ -41,10 +52,12 @@ def choose(page: Page, model: str) -> None:
 def test_an_answer_streams_with_its_thoughts_folded_away_and_its_figures(page: Page, url: str) -> None:
     page.goto(f"{url}/chat")
     expect(page.get_by_test_id("chat-empty")).to_be_visible()
-    ask(page, "think about it")
     thinking = page.get_by_test_id("thinking")
-    expect(thinking.get_by_text("First one thing.")).to_be_visible()
-    expect(thinking).to_contain_text("Thinking …")
+    with held(page, url):
+        ask(page, "think about it")
+        expect(thinking.get_by_text("First one thing.")).to_be_visible()
+        expect(thinking).to_contain_text("Thinking …")
+        expect(page.get_by_test_id("stop")).to_be_visible()
     expect(page.get_by_test_id("answer")).to_have_text("Then it.")
     expect(thinking.get_by_text("First one thing.")).to_be_hidden()
     expect(thinking).to_contain_text(re.compile(r"Thought for \d\.\d s, 12 tokens"))
@@ -137,8 +150,9 @@ def test_errors_stand_in_place_and_the_text_is_kept(page: Page, url: str) -> Non
     expect(page.get_by_test_id("answer-error")).to_have_text("the queue is full: try again")
     expect(page.get_by_test_id("answer")).to_have_text("Half of")
     choose(page, DAMAGED)
-    ask(page, "think about the damaged one")
-    expect(page.get_by_test_id("answer-status").last).to_contain_text("loading target")
+    with held(page, url):
+        ask(page, "think about the damaged one")
+        expect(page.get_by_test_id("answer-status").last).to_contain_text("loading target")
     expect(page.get_by_test_id("answer-error").last).to_have_text(LOAD_ERROR)
     expect(page.get_by_test_id("prompt").last).to_have_text("think about the damaged one")
     screenshot(page, "chat-errors", whole=False)
@@ -152,8 +166,9 @@ def test_a_model_is_loaded_for_a_message(page: Page, url: str) -> None:
     page.goto(f"{url}/chat")
     expect(page.get_by_test_id("chat-model").locator("input, span").first).to_contain_text("demo – ready")
     choose(page, "Qwen3 4B")
-    ask(page, "hello")
-    expect(page.get_by_test_id("answer-status")).to_contain_text(f"{TARGET}: loading")
+    with held(page, url):
+        ask(page, "hello")
+        expect(page.get_by_test_id("answer-status")).to_contain_text(f"{TARGET}: loading target")
     expect(page.get_by_test_id("answer")).to_contain_text("Seen: user: hello")
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from dflash2_server.admin.routes import routers
 from dflash2_server.app import create_app
 from tests.manager.doubles import FakeManager
 from tests.server.doubles import BASE_URL, Connection
@@ -19,12 +18,8 @@ API = "/admin/api"
 
 
 def admin_app(manager: FakeManager) -> FastAPI:
-    """The whole application: what goes before the routes, and how errors come out, are its own."""
-    app = create_app(manager.service, manager.settings)
-    app.state.manager = manager
-    for router in routers():
-        app.include_router(router)
-    return app
+    """The whole application, without pages."""
+    return create_app(manager.service, manager.settings, manager)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @schema.parametrize()
-@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_no_request_is_answered_out_of_shape(case: Any) -> None:
     response = case.call()
     case.validate_response(response, checks=CHECKS)

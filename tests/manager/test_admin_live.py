@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -199,7 +201,14 @@ def test_load_is_followed_by_its_events(manager: FakeManager) -> None:
     assert kinds.count("load") == 6
 
 
-def test_all_routes_are_in_the_schema(client: TestClient) -> None:
+def documented() -> set[str]:
+    """The routes that docs/server.md lists under "Admin API"."""
+    text = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+    section = text.split("## Admin API\n")[1].split("\n## ")[0]
+    return {f"{method} {API}{path}" for method, path in re.findall(r"`(GET|PUT|POST|DELETE) (/[^`?]*)", section)}
+
+
+def test_all_routes_are_in_the_schema_and_in_the_docs(client: TestClient) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     found = {f"{method.upper()} {path}" for path in paths if path.startswith(API) for method in paths[path]}
     model = f"{API}/models/{{id}}"
@@ -209,7 +218,9 @@ def test_all_routes_are_in_the_schema(client: TestClient) -> None:
         f"GET {API}/hf/tasks", f"POST {API}/hf/cancel/{{task}}", f"POST {API}/hf/retry/{{task}}",
         f"DELETE {API}/hf/tasks/{{task}}", f"GET {API}/hf/search", f"GET {API}/stats", f"GET {API}/activity",
         f"GET {API}/logs", f"GET {API}/global-settings", f"POST {API}/global-settings", f"GET {API}/events",
+        f"POST {API}/login", f"POST {API}/logout",
     }  # fmt: skip
+    assert found == documented()
     events = paths[EVENTS]["get"]
     assert list(events["responses"]["200"]["content"]) == ["text/event-stream"]
     assert {(one["in"], one["name"]) for one in events["parameters"]} == {

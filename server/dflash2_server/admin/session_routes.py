@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import APIRouter, Request
@@ -11,7 +13,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr
 from dflash2_mlx.settings import ServerSettings
 from dflash2_server.errors import error_response, refusal
 from dflash2_server.keys import encoded, is_known
-from dflash2_server.sessions import LIFETIME_SECONDS, Sessions, cookie_name, cookie_value
+from dflash2_server.sessions import LIFETIME_SECONDS, Sessions, cookie_name, cookie_values
 
 router = APIRouter(prefix="/admin/api", tags=["admin"])
 
@@ -30,10 +32,10 @@ async def login(body: Login, request: Request) -> Response:
     settings: ServerSettings = request.app.state.settings
     sessions: Sessions = request.app.state.sessions
     peer = request.client.host if request.client else ""
-    wait = sessions.seconds_to_wait(peer)
+    wait = math.ceil(sessions.seconds_to_wait(peer))
     if wait > 0:
-        message = f"too many wrong keys: try again in {wait:.0f} s"
-        return error_response(request.scope, refusal(429, message), {"Retry-After": f"{wait:.0f}"})
+        told = replace(refusal(429, f"too many wrong keys: try again in {wait} s"), retry_after=wait)
+        return error_response(request.scope, told)
     if settings.api_key and not is_known([_bytes(body.api_key)], encoded(settings.api_key)):
         sessions.failed(peer)
         return error_response(request.scope, refusal(401, "the API key is wrong"))
@@ -49,7 +51,8 @@ async def logout(request: Request) -> Response:
     """Ends the session of the request's cookie."""
     sessions: Sessions = request.app.state.sessions
     name = cookie_name(own_port(request))
-    sessions.close(cookie_value(request.scope["headers"], name))
+    for token in cookie_values(request.scope["headers"], name):
+        sessions.close(token)
     answer = JSONResponse({"logged_in": False})
     answer.delete_cookie(name, httponly=True, samesite="strict")
     return answer

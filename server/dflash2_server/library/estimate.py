@@ -91,7 +91,7 @@ def _weights(model: LocalModel) -> Tensors | None:
         return None
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=256)  # as many as a large library has: the page of models asks for all of them
 def _read(folder: Path, stamp: int) -> Tensors:
     """`stamp` changes with the files."""
     return facts.tensors(folder)
