@@ -16,6 +16,9 @@ from dflash2_mlx import cli
 from dflash2_mlx.chat.commands import COMMANDS
 from dflash2_mlx.settings import ServerSettings, flag_name
 from dflash2_server import models, status
+from dflash2_server.admin import session_routes
+from dflash2_server.admin.asked import PREFIX
+from dflash2_server.admin.routes import routers as admin_routers
 from dflash2_server.anthropic import messages
 from dflash2_server.openai import chat, completions, responses
 
@@ -78,6 +81,21 @@ def test_every_route_is_documented() -> None:
     assert len(paths) >= 10
     for path in paths:
         assert path.replace("{name:path}", "{id}") in text, path
+
+
+def test_every_admin_route_is_documented_with_its_method() -> None:
+    text = (ROOT / "docs" / "server.md").read_text(encoding="utf-8")
+    found = {(method, path) for method, path in re.findall(r"`(GET|POST|PUT|DELETE) (/[^`?]*)", text)}
+    routes = {
+        (method, route.path.removeprefix(PREFIX).replace("{id:path}", "{id}"))
+        for router in (session_routes.router, *admin_routers())
+        for route in router.routes
+        if isinstance(route, APIRoute)
+        for method in route.methods
+    }
+    assert len(routes) > 20
+    assert routes <= found
+    assert {route for route in found if route[1].startswith(("/models", "/hf"))} <= routes, "and none that is not there"
 
 
 def test_every_flag_that_the_servers_page_names_is_there() -> None:

@@ -12,8 +12,10 @@ from dflash2_mlx.chat.render import finished_markdown, finished_thinking
 
 # Less than this stays with what still grows: each settled part is an element of its own.
 _LEAST_SETTLED = 400
-# Rendering may take this share of the time at most: it takes turns with the engine's thread.
+# Rendering may take this share of the processor at most, since it takes turns with the engine's thread; but however
+# long it takes, a reader sees something new after these seconds.
 _RENDERING_SHARE = 1 / 100
+_LONGEST_PAUSE = 1.5
 
 
 class GrowingText:
@@ -22,10 +24,8 @@ class GrowingText:
     `finished` tells how many characters more text cannot change, `render` makes HTML.
     """
 
-    def __init__(
-        self, finished: Callable[[str], int], render: Callable[[str], str], *, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._finished, self._render, self._now = finished, render, now
+    def __init__(self, finished: Callable[[str], int], render: Callable[[str], str]) -> None:
+        self._finished, self._render = finished, render
         self._settled = 0  # characters that stand in elements of their own
         self._text = ""
         self._next = 0.0
@@ -34,9 +34,9 @@ class GrowingText:
 
     def show(self, text: str, *, last: bool = False) -> None:
         """`last` shows it whatever the time; without it, an update may be left to a later call."""
-        started = self._now()
-        if text == self._text or (started < self._next and not last):
+        if text == self._text or (time.monotonic() < self._next and not last):
             return
+        started = time.thread_time()
         self._text = text
         growing = text[self._settled :]
         done = self._finished(growing)
@@ -47,7 +47,8 @@ class GrowingText:
             growing = growing[done:]
         if growing:
             self._put(growing)
-        self._next = self._now() + (self._now() - started) / _RENDERING_SHARE
+        pause = (time.thread_time() - started) / _RENDERING_SHARE
+        self._next = time.monotonic() + min(pause, _LONGEST_PAUSE)
 
     def _put(self, text: str) -> None:
         if self._tail is not None:

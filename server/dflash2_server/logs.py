@@ -16,7 +16,7 @@ _PATTERNS = (
     re.compile(r"\bhf_[A-Za-z0-9]{6,}"),
     re.compile(r"(\bbearer\s+)[^\s\"',;]+", re.IGNORECASE),
     re.compile(r"(\bx-api-key[\"']?\s*[:=,]\s*b?[\"']?)[^\s\"',;]+", re.IGNORECASE),
-    re.compile(r"(\b(?:api_?key|access_token|token|password|secret)[\"']?\s*[:=]\s*[\"']?)[^\s&\"',;]+", re.IGNORECASE),
+    re.compile(r"(\b\w*(?:api_?key|token|password|secret)[\"']?\s*[:=]\s*[\"']?)[^\s&\"',;]+", re.IGNORECASE),
     re.compile(r"(://)[^/\s:@]+:[^/\s@]+(?=@)"),
 )
 _WHOLE_WORD_BELOW = 8  # a secret shorter than this may be a part of any word

@@ -61,7 +61,8 @@ class ServedPair:
         self.model_settings = model_settings or ModelSettings()  # may be changed while it runs
         self.created = int(time.time())
         self._settings = settings
-        check_block_size(self.model_settings, pair.block_size if pair.drafter else None)
+        if self.model_settings.dflash_block_size is not None and pair.drafter is not None:
+            check_block_size(self.model_settings, pair.block_size)
         self._tokenizer: Any = pair.tokenizer
         self._template = ChatTemplate(pair.tokenizer) if getattr(pair.tokenizer, "has_chat_template", False) else None
         self._constraints = Constraints(pair, self._template.tool_format.name if self._template else None)
@@ -219,10 +220,10 @@ class ServedPair:
             self._known.remember(known)
 
 
-def check_block_size(settings: ModelSettings, most: int | None) -> None:
+def check_block_size(settings: ModelSettings, most: int) -> None:
     """Raises RequestError where the runtime block size is larger than the drafter's checkpoint allows."""
     wanted = settings.dflash_block_size
-    if most is not None and wanted is not None and wanted > most:
+    if wanted is not None and wanted > most:
         raise RequestError(
             f"dflash_block_size is {wanted}: the drafter's block size is {most}, choose 1 to {most} or leave it empty",
             param="dflash_block_size",

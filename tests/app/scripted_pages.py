@@ -1,7 +1,8 @@
 """The pages over the fake manager, with answers by script: `python -m tests.app.scripted_pages PORT`.
 
 The message's first word says what the answer is: see `SCRIPTS`; any other is told what the model has seen. Time
-stands still, but for `tick`. GET /test/hold shuts the gate at which loads and thinking answers wait, /test/release opens it.
+stands still, but for `tick`. GET /test/hold shuts the gate at which loads and thinking answers wait, and
+/test/release opens it.
 """
 
 from __future__ import annotations
