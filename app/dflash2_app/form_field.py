@@ -155,8 +155,10 @@ class Radios(ui.element):
         self._buttons: dict[str, ui.element] = {}
         self.classes("radios").props("role=radiogroup")
         with self:
+            if form_values.has_automatic(facts):
+                self._buttons[""] = self._button(facts, "", form_values.shown(facts, None), "automatic")
             for choice in map(str, facts.choices):
-                self._buttons[choice] = self._button(facts, choice)
+                self._buttons[choice] = self._button(facts, choice, choice, choice)
 
     @property
     def value(self) -> str:
@@ -171,13 +173,13 @@ class Radios(ui.element):
                 radio.update()
             self._changed(value)
 
-    def _button(self, facts: FieldFacts, choice: str) -> ui.element:
+    def _button(self, facts: FieldFacts, choice: str, label: str, name: str) -> ui.element:
         reason = facts.unavailable.get(choice)
         with ui.element("div").classes("radio-line"):
             radio = ui.element("q-radio").props("dense")
-            for name, value in (("val", choice), ("label", choice), ("model-value", self._value)):
-                radio.props[name] = value
-            testid(radio, f"field-{facts.name}-{choice}")
+            for prop, value in (("val", choice), ("label", label), ("model-value", self._value)):
+                radio.props[prop] = value
+            testid(radio, f"field-{facts.name}-{name}")
             if reason:
                 radio.props["disable"] = True
                 ui.label(reason).classes("soft small")

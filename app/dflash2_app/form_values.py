@@ -27,9 +27,14 @@ def is_switch(facts: FieldFacts) -> bool:
     return facts.kind == "bool" and (not facts.nullable or facts.null_means is not None)
 
 
+def has_automatic(facts: FieldFacts) -> bool:
+    """Whether null is a choice of its own, since what it stands for will change with the program."""
+    return facts.nullable and bool(facts.unavailable)
+
+
 def typed_of(facts: FieldFacts, value: Any) -> Typed:
     """What the control shows for a value."""
-    if value is None and facts.null_means is not None:
+    if value is None and facts.null_means is not None and not has_automatic(facts):
         value = facts.null_means
     if is_switch(facts):
         return bool(value)
@@ -91,6 +96,8 @@ def shown(facts: FieldFacts, value: Any) -> str:
     """A value in words: of a default, say."""
     if facts.kind == "secret":
         return "set" if value else "not set"
+    if value is None and has_automatic(facts):
+        return f"automatic, now {facts.null_means}"
     if value is None:
         value = facts.null_means
     if value is None or value == []:
@@ -119,7 +126,7 @@ def limits(facts: FieldFacts) -> str:
 
 
 def _meaning(facts: FieldFacts, value: Any) -> Any:
-    if value is not None:
+    if value is not None or has_automatic(facts):
         return value
     return facts.null_means if facts.nullable else facts.default
 

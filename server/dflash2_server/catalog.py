@@ -134,7 +134,9 @@ class Catalog:
 
         def serve(pair: Pair) -> ServedPair:
             names = [local.repo_id] if local.repo_id else []
-            return ServedPair(pair, self.server, name=local.id, model_settings=mine, names=names)
+            drafters = [one.id for one in self.library.models() if one.kind == "drafter" and _is_its(one, pair)]
+            drafter = drafters[0] if drafters else None
+            return ServedPair(pair, self.server, name=local.id, model_settings=mine, names=names, drafter=drafter)
 
         def fresh_estimate() -> Estimate:
             self._asked = None  # another model may just have been unloaded
@@ -183,3 +185,8 @@ class Catalog:
             aliases=(mine.model_alias,) if mine.model_alias else (),
             loaded=False,
         )
+
+
+def _is_its(drafter: LocalModel, pair: Pair) -> bool:
+    """Whether a pair was loaded with that drafter, named by folder or repository."""
+    return pair.drafter_name is not None and pair.drafter_name in (drafter.load_name, drafter.repo_id)

@@ -207,6 +207,8 @@ class Manager:
         from dflash2_mlx.settings import read_settings
 
         fresh, _ = read_settings(self._source.args, self._source.environment, self._source.file)
+        secrets = [*fresh.api_key, *([fresh.hf_token] if fresh.hf_token is not None else [])]
+        self.logs.redact.add(*(secret.get_secret_value() for secret in secrets))
         live = {
             name: getattr(fresh, name)
             for name, schema in ServerSettings.model_fields.items()

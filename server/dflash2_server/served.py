@@ -53,8 +53,13 @@ class ServedPair:
         name: str | None = None,
         model_settings: ModelSettings | None = None,
         names: Sequence[str] = (),
+        drafter: str | None = None,
     ) -> None:
-        """`name` is its id, `names` are others that it answers to. Raises RequestError for a wrong block size."""
+        """`name` is its id, `names` are others that it answers to, `drafter` is the drafter's id.
+
+        Raises RequestError for a wrong block size.
+        """
+        self.drafter = drafter or (pair.drafter_name and model_id(pair.drafter_name))
         self.pair = pair
         self.name = name or model_id(pair.model_name)
         self.names = (self.name, pair.model_name, *names)
@@ -95,7 +100,7 @@ class ServedPair:
             context_length=self.context_length,
             engine=pair.engine,
             block_size=self.block_size,
-            drafter=pair.drafter_name and model_id(pair.drafter_name),
+            drafter=self.drafter,
             fallback_reason=pair.fallback_reason,
             aliases=(*self._settings.alias, *([alias] if alias else [])),
         )

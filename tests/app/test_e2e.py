@@ -25,6 +25,7 @@ WANTED = {
     "dflash_draft_model": DRAFTER,
     "dflash_draft_quant_enabled": True,
     "dflash_block_size": 5,
+    "dflash_verify_mode": "dflash",
 }
 
 

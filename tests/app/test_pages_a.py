@@ -159,7 +159,7 @@ def test_what_is_shown_is_what_is_saved(name: str) -> None:
         ("dflash_block_size", None, " 5 ", 5),
         ("dflash_block_size", 5, "", None),
         ("dflash_verify_mode", None, "off", "off"),
-        ("dflash_verify_mode", "adaptive", "dflash", None),
+        ("dflash_verify_mode", "adaptive", "dflash", "dflash"),
         ("dflash_max_ctx", None, "32 768", 32768),
         ("dflash_in_memory_cache_max_bytes", 8 << 30, "0.5", 1 << 29),
         ("dflash_in_memory_cache_max_bytes", 1 << 29, "8", None),

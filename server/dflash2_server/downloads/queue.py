@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dflash2_mlx.drafter.config import is_drafter
 from dflash2_mlx.errors import RequestError
 
 from . import drafters, links, state
@@ -325,6 +326,9 @@ class Downloads:
         if not record.with_drafter:
             return
         record = replace(record, with_drafter=False)
+        if is_drafter(config):
+            self._put(record)
+            return self._save()
         drafter = drafters.of_config(config, record.task.repo_id)
         if drafter is None:
             note = f"no drafter is published for {record.task.repo_id} that is known here: it was downloaded alone"
