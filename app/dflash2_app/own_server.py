@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dflash2_mlx.errors import DFlashError, RequestError
 
-COMMAND = (sys.executable, "-m", "dflash2_mlx.cli", "serve")
+COMMAND = (sys.executable, "-P", "-m", "dflash2_mlx.cli", "serve")
 # Loading happens in it, and may take minutes; it is over when the process ends.
 START_SECONDS = 900.0
 # The server gives its streams 10 s, and its engine the rest.

@@ -211,7 +211,12 @@ class SsdStore:
     def _scan(self) -> None:
         """Build the index from the headers of what lies in the folder."""
         for path in self.folder.glob(f"*{SUFFIX}"):
-            used = path.stat().st_mtime
+            try:
+                used = path.stat().st_mtime
+            except OSError:  # another process has just deleted it
+                continue
+            if path.is_dir():
+                continue
             if path.stem.endswith(".part"):
                 if time.time() - used > _ABANDONED:
                     path.unlink(missing_ok=True)
@@ -222,6 +227,9 @@ class SsdStore:
                     raise Damaged("it is of another pair, or of other settings or versions")
             except Damaged as error:
                 self.drop(Entry(path, (), (), 0, used), error)
+                continue
+            except OSError as error:
+                log.warning("SSD cache: %s is left alone: %s", path.name, error)
                 continue
             entry = Entry(path, header.tokens, header.marks, header.nbytes, used)
             entry.written.set()

@@ -68,6 +68,7 @@ class Engine:
         self._turn_since: float | None = None
         self._stalled = False
         self._changed = threading.Condition()
+        self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mlx", daemon=True)
         self._watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -124,8 +125,10 @@ class Engine:
             self._changed.notify_all()
         for job in jobs:
             job.end(EngineBusy(CLOSING))
-        if self._thread.is_alive():
-            self._thread.join(timeout)
+        self._closed.set()
+        for thread in (self._thread, self._watchdog):
+            if thread.is_alive():
+                thread.join(timeout)
 
     @property
     def load(self) -> tuple[int, int]:
@@ -280,8 +283,7 @@ class Engine:
             job.end(job.error)
 
     def _watch(self) -> None:
-        while not self._closing:
-            time.sleep(min(1.0, self.options.watchdog_seconds / 4))
+        while not self._closed.wait(min(1.0, self.options.watchdog_seconds / 4)):
             with self._changed:
                 since = self._turn_since
                 late = since is not None and time.monotonic() - since > self.options.watchdog_seconds

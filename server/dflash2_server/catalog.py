@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from dflash2_mlx.errors import DFlashError, ModelNotFound
+from dflash2_mlx.errors import DFlashError, ModelNotFound, RequestError
 from dflash2_mlx.pairs import Pair, Progress
 from dflash2_mlx.settings import ServerSettings
 from dflash2_mlx.settings.model import changed
@@ -48,9 +48,22 @@ class Catalog:
         return found
 
     def any(self, name: str) -> LocalModel:
-        """As `find`, drafters too."""
-        aliased = [key for key, mine in self.store.all().items() if mine.model_alias == name]
-        return self.library.get(aliased[0]) if aliased else self.library.get(name)
+        """As `find`, drafters too. An alias never stands for what is on disk under that very name."""
+        try:
+            return self.library.get(name)
+        except ModelNotFound:
+            aliased = [key for key, mine in self.store.all().items() if mine.model_alias == name]
+            if not aliased:
+                raise
+            return self.library.get(aliased[0])
+
+    def check_alias(self, model_id: str, alias: str) -> None:
+        """Raises RequestError where an alias is the name of another model."""
+        for local in self.library.models():
+            if alias in (local.id, local.repo_id) and local.id != model_id:
+                raise RequestError(
+                    f"model_alias {alias!r} is the name of {local.id}: choose another", param="model_alias"
+                )
 
     def default(self) -> LocalModel:
         """The one that is set as default, else the one of the start, else what was used last."""

@@ -12,9 +12,9 @@ from typing import Any
 from dflash2_mlx.engine import ssd_cache
 from dflash2_mlx.errors import DFlashError, ModelNotFound, RequestError
 from dflash2_mlx.pairs import Progress
-from dflash2_mlx.settings import ServerSettings
+from dflash2_mlx.settings import ServerSettings, read_settings
 from dflash2_mlx.settings.model import changed
-from dflash2_mlx.settings.server import server_settings_in_force, write_server_settings
+from dflash2_mlx.settings.server import default_file, server_settings_in_force, write_server_settings
 from dflash2_mlx.settings.store import ModelSettingsStore
 from dflash2_server.catalog import Catalog
 from dflash2_server.downloads.queue import Downloads
@@ -25,7 +25,6 @@ from dflash2_server.management import ActiveRequest, Estimate, GlobalSetting, Li
 from dflash2_server.pool.entry import Entry
 from dflash2_server.pool.figures import Sampler, active_request
 from dflash2_server.pool.pool import Pool
-from dflash2_server.security import check_exposure
 from dflash2_server.served import check_block_size
 from dflash2_server.service import EngineService, ssd_folder
 from dflash2_server.views import idle_limit, pending, view_of
@@ -132,6 +131,8 @@ class Manager:
         local = self.catalog.any(name)
         before = self._store.get(local.id)
         wanted = changed(before, changes)
+        if changes.get("model_alias"):
+            self.catalog.check_alias(local.id, changes["model_alias"])
         if local.kind == "model":
             self._check_pairing(local.id, wanted, changes)
         after = await asyncio.to_thread(self._store.put, local.id, changes)
@@ -196,17 +197,26 @@ class Manager:
         ]
 
     async def save_global_settings(self, changes: Mapping[str, Any]) -> list[GlobalSetting]:
-        check_exposure(self.settings.model_copy(update={k: v for k, v in changes.items() if k in ("host", "api_key")}))
-        await asyncio.to_thread(write_server_settings, self._source.file, changes)
-        await asyncio.to_thread(self._take_up_globals)
+        await asyncio.to_thread(self._write_globals, changes)
         self.events.publish("settings", {"id": None, "changed": list(changes)})
         return self.global_settings()
 
-    def _take_up_globals(self) -> None:
-        """What needs no restart."""
-        from dflash2_mlx.settings import read_settings
+    def _write_globals(self, changes: Mapping[str, Any]) -> None:
+        """Into the file, unless the server could not start with it; what needs no restart is in force then."""
+        from dflash2_server.serve_command import check
 
-        fresh, _ = read_settings(self._source.args, self._source.environment, self._source.file)
+        path = self._source.file or default_file()
+        before = path.read_bytes() if path.exists() else None
+        write_server_settings(self._source.file, changes)
+        try:
+            fresh, _ = read_settings(self._source.args, self._source.environment, self._source.file)
+            check(fresh)
+        except DFlashError:
+            path.write_bytes(before) if before is not None else path.unlink(missing_ok=True)
+            raise
+        self._take_up(fresh)
+
+    def _take_up(self, fresh: ServerSettings) -> None:
         secrets = [*fresh.api_key, *([fresh.hf_token] if fresh.hf_token is not None else [])]
         self.logs.redact.add(*(secret.get_secret_value() for secret in secrets))
         live = {

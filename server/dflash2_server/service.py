@@ -47,20 +47,23 @@ class EngineService:
         self._models = models
         # Tokenizers encode with settings of their own object: one thread at a time, and never the event loop's.
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="text")
-        self._coming = 0  # requests on their way through that thread
+        self._coming = 0  # requests on their way to the engine
 
     async def submit(self, inference: Inference) -> RunningAnswer:
         """See `inference.Service`."""
         self._models.info(inference.model)
         self.engine.check_room(self._coming)
-        entry = await self._models.serving(inference.model)
+        self._coming += 1  # also while its model is loaded
+        try:
+            return await self._submit(inference)
+        finally:
+            self._coming -= 1
+
+    async def _submit(self, inference: Inference) -> RunningAnswer:
         loop = asyncio.get_running_loop()
-        self._coming += 1
+        entry = await self._models.serving(inference.model)
         with entry.claimed() as served:
-            try:
-                prepared = await self._aside(lambda: served.prepare(inference, loop, self._later))
-            finally:
-                self._coming -= 1
+            prepared = await self._aside(lambda: served.prepare(inference, loop, self._later))
             prepared.answer.cancel = lambda enough: self.engine.cancel(prepared.job, enough=enough)
             self.engine.submit(prepared.job)
         return prepared.answer

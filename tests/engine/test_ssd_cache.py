@@ -284,7 +284,18 @@ def gone(path: Path) -> None:
     path.unlink()
 
 
-@pytest.mark.parametrize("damage", [cut, flip, empty, garbage, lies, gone])
+def told_otherwise(path: Path) -> None:
+    """Another token in the header, of the same length: whole rows under a wrong name."""
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + length])
+    tokens = json.loads(header["__metadata__"]["tokens"])
+    header["__metadata__"]["tokens"] = json.dumps([*tokens[:-1], (tokens[-1] + 1) % 10])
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+
+
+@pytest.mark.parametrize("damage", [cut, flip, empty, garbage, lies, gone, told_otherwise])
 @pytest.mark.parametrize("when", ["before the scan", "after it"])
 def test_a_damaged_file_is_dropped_and_counted(damage: Any, when: str, files: Path, left: Path) -> None:
     shutil.copytree(left, files)
@@ -304,6 +315,15 @@ def test_a_damaged_file_is_dropped_and_counted(damage: Any, when: str, files: Pa
     assert len(saved(files, pair)) == 1, "and it is written anew"
 
 
+def test_what_is_no_file_costs_nothing(files: Path, left: Path) -> None:
+    shutil.copytree(left, files)
+    pair = plain_pair(DENSE)
+    (path,) = saved(files, pair)
+    (path.parent / "x.safetensors").mkdir()
+    figures = opened(pair, files).figures_of(pair)
+    assert (figures.ssd_entries, figures.ssd_error) == (1, None)
+
+
 def test_files_of_another_pair_or_version_are_dropped(
     files: Path, drafters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,7 +335,7 @@ def test_files_of_another_pair_or_version_are_dropped(
     assert opened(other, files).figures_of(other).ssd_dropped == 1
     assert saved(files, pair) == []
     left_by(pair, files)
-    monkeypatch.setattr(ssd_file, "VERSION", "2")
+    monkeypatch.setattr(ssd_file, "VERSION", "another")
     assert opened(pair, files).figures_of(pair).ssd_dropped == 1
 
 

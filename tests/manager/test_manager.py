@@ -377,6 +377,38 @@ def test_global_settings_come_into_force_where_they_can(run: Callable[..., None]
     run(test)
 
 
+def test_an_alias_never_leads_to_another_model(run: Callable[..., None], tmp_path: Path) -> None:
+    stored = {"one": {"model_alias": "two"}}
+    (tmp_path / "model_settings.json").write_text(json.dumps({"version": 1, "models": stored}))
+
+    async def test(manager: Manager) -> None:
+        assert manager.model("two").id == "two"
+        assert manager.service.model("two").id == "two"
+        await manager.save_settings("two", {"max_tokens": 3})
+        assert manager.model("one").settings.max_tokens is None
+        with pytest.raises(RequestError, match="name of three"):
+            await manager.save_settings("one", {"model_alias": "three"})
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"draft_quant": "garbage"}, {"host": "0.0.0.0"}, {"host": 5}, {"max_queue": 0}, {"nothing": 1}]
+)
+def test_globals_with_which_the_server_could_not_start_are_not_written(
+    run: Callable[..., None], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    async def test(manager: Manager) -> None:
+        await manager.save_global_settings({"idle_seconds": 60})
+        before = (tmp_path / "server.json").read_bytes()
+        with pytest.raises(RequestError):
+            await manager.save_global_settings(changes)
+        assert (tmp_path / "server.json").read_bytes() == before
+        await manager.save_global_settings({"host": None})
+
+    run(test)
+
+
 def test_a_deleted_model_is_gone(tmp_path: Path, originals: Path) -> None:
     models = tmp_path / "models"
     shutil.copytree(originals, models)

@@ -23,7 +23,7 @@ class WorkerProcess:
         self._secret = job.token
         self._said: deque[str] = deque(maxlen=8)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dflash2_server.downloads.worker"],
+            [sys.executable, "-P", "-m", "dflash2_server.downloads.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from dflash2_mlx.drafter.config import is_drafter
@@ -17,6 +20,7 @@ T = TypeVar("T")
 
 TIMEOUT = 10.0  # seconds, for a whole search
 _LONGEST_QUERY = 200
+_running = threading.BoundedSemaphore(4)  # a thread of a search that was given up may last
 _FOR_ALL = "mlx-community"  # whose models an empty query lists
 _TASKS = (None, "text-generation", "image-text-to-text", "any-to-any")
 # Bytes of a number in a .safetensors file.
@@ -49,10 +53,39 @@ async def search(query: str, *, endpoint: str | None = None, token: str | None =
     if "://" in text:
         text = links.repository(text, endpoint)
     try:
-        return await asyncio.wait_for(asyncio.to_thread(_search, text, endpoint, token, limit), TIMEOUT)
+        return await asyncio.wait_for(_aside(lambda: _search(text, endpoint, token, limit)), TIMEOUT)
     except TimeoutError:
         remedy = "check the connection and the endpoint, then search again"
         raise failure("offline", f"the Hub did not answer within {TIMEOUT:.0f} s", remedy) from None
+
+
+async def _aside(ask: Callable[[], list[Found]]) -> list[Found]:
+    """On a thread of its own, that nothing waits for: a slow Hub must neither fill a pool nor hold up the end.
+
+    Raises Failure where as many searches as may are under way.
+    """
+    if not _running.acquire(blocking=False):
+        raise failure("offline", "other searches still wait for the Hub", "search again in a while")
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[Found]] = loop.create_future()
+
+    def tell(set_it: Callable[[], None]) -> None:
+        if not answer.done():
+            set_it()
+
+    def run() -> None:
+        try:
+            found = ask()
+            told = partial(tell, lambda: answer.set_result(found))
+        except BaseException as error:
+            told = partial(tell, partial(answer.set_exception, error))
+        finally:
+            _running.release()
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(told)
+
+    threading.Thread(target=run, name="search", daemon=True).start()
+    return await answer
 
 
 def published_drafter_of(repo_id: str, *, endpoint: str | None = None, token: str | None = None) -> str | None:

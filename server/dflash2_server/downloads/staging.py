@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from .faults import failure
 from .hub import RemoteFile, Repository
 
 HIDDEN = ".dflash2-incoming"
+_COMMIT = re.compile(r"[0-9A-Za-z]{1,64}")
 _LOCK_PATIENCE = 10.0  # seconds; a worker whose server was killed ends within one
 
 
@@ -125,6 +127,8 @@ class Staging:
         shutil.copyfile(next(twin for twin in twins if _size(twin) == file.size), place)
 
     def _ready(self, commit: str) -> Path:
+        if not _COMMIT.fullmatch(commit):  # a mirror may say anything
+            raise ValueError(f"the Hub names the commit {commit!r:.80}, which is none")
         return self.path / f"ready-{commit}"
 
     def _is_at_target(self, repository: Repository) -> bool:

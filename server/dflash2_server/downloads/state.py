@@ -36,15 +36,18 @@ class Record:
 def read(path: Path) -> list[Record]:
     """The records of a state file, none where there is no file. A damaged one is set aside, and the log says so."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes()
     except FileNotFoundError:
         return []
+    except OSError as error:
+        log.error("the list of downloads %s cannot be read: %s", path, error.strerror)
+        return []
     try:
-        content = json.loads(text)
+        content = json.loads(text.decode("utf-8"))
         if content["version"] != _VERSION:
             raise ValueError(f"its version is {content['version']!r}, not {_VERSION}")
         return [_record(entry) for entry in content["tasks"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         aside = path.with_name(f"{path.name}.damaged-{int(time.time())}")
         os.replace(path, aside)
         log.error("the list of downloads %s is damaged (%s): kept as %s; start them again", path, error, aside)
