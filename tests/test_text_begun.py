@@ -58,7 +58,7 @@ def test_the_server_begins_the_answer_where_the_prompt_does() -> None:
     from dflash2_server.served import ServedPair
 
     tokenizer: Any = OPENING.tokenizer
-    pair: Any = SimpleNamespace(tokenizer=tokenizer, model_name="m", config={}, defaults={})
+    pair: Any = SimpleNamespace(tokenizer=tokenizer, model_name="m", drafter_name=None, config={}, defaults={})
     served = ServedPair(pair, ServerSettings())
     prompt = served.prompt(Inference(messages=[CITY, assistant("a <think>")], continue_final=True))
     assert served._parser(prompt, ()).feed("b") == [Content("b")]

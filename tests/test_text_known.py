@@ -121,7 +121,7 @@ def test_the_server_takes_no_text_for_an_earlier_conversation() -> None:
     from dflash2_server.inference import Inference
     from dflash2_server.served import ServedPair
 
-    pair: Any = SimpleNamespace(tokenizer=TOKENIZER, model_name="m", config={}, defaults={})
+    pair: Any = SimpleNamespace(tokenizer=TOKENIZER, model_name="m", drafter_name=None, config={}, defaults={})
     served = ServedPair(pair, ServerSettings())
     first = served.prompt(Inference(messages=[user("A")]))
     odd = [*encode("He"), *encode("llo")]
