@@ -16,7 +16,7 @@ from .drafter.config import DrafterConfig, is_drafter, read_config
 from .drafter.load import load_drafter
 from .drafter.propose import Drafter
 from .drafter.quantization import parse_spec
-from .errors import CheckpointError, DFlashError, PairError
+from .errors import CheckpointError, DFlashError, EngineBusy, PairError
 from .facts import text_config
 from .target.adapter import Target
 from .target.identity import checkpoint_identity
@@ -195,7 +195,7 @@ def load(
         options = {"spec": quantize, "draft_window": draft_window, "draft_sink": draft_sink}
         return _with_drafter(pair, name, options, report)
     except DFlashError as error:
-        if not allow_fallback:
+        if not allow_fallback or isinstance(error, EngineBusy):  # whoever is told of the progress has stopped it
             raise
         log.warning("plain decoding: the drafter %s failed: %s", name, error)
         return replace(pair, fallback_reason=f"the drafter {name} failed: {error}")

@@ -154,8 +154,12 @@ class Engine:
                 raise EngineBusy(CLOSING)
             self._admit()
             job = self._next_job()
-        if job is not None:
+        if job is None:
+            return
+        try:
             self._turn(job)
+        except Exception:
+            log.exception("the engine goes on after a failure of its own")
 
     def readiness(self) -> tuple[bool, str]:
         """Whether requests are served, and the state in a word or the reason."""

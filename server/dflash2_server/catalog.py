@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -19,7 +20,7 @@ from dflash2_server.library.library import Library
 from dflash2_server.library.models import LocalModel
 from dflash2_server.management import Estimate
 from dflash2_server.pool.entry import Entry
-from dflash2_server.pool.plan import drafter_name, plan_of, started_with
+from dflash2_server.pool.plan import automatic, drafter_name, plan_of, started_with
 from dflash2_server.pool.pool import LoadJob, Pool, not_loaded
 from dflash2_server.served import ServedPair, model_id
 
@@ -33,6 +34,7 @@ class Catalog:
     def __init__(self, library: Library, store: ModelSettingsStore, pool: Pool) -> None:
         self.library, self.store, self.pool = library, store, pool
         self.started: str | None = None
+        self.has_started = False  # from then on what is saved decides, nothing saved included
         self._created = int(time.time())
         self._asked: tuple[float, int | None] | None = None  # when, and the machine's free memory then
 
@@ -80,15 +82,20 @@ class Catalog:
         ready = [entry.id for entry in self.pool.ready()]
         return next((name for name in [*names, self.started, *ready] if name in known), None)
 
-    async def serving(self, name: str | None) -> Entry:
+    @asynccontextmanager
+    async def serving(self, name: str | None) -> AsyncIterator[ServedPair]:
         """See `service.Models`."""
         local = self.find(name)
         entry = self.pool.entry(local.id)
-        if entry.state not in ("ready", "loading", "waiting") and not self.server.load_on_request:
+        expected = entry.reloading or entry.state in ("ready", "loading", "waiting")
+        if not expected and not self.server.load_on_request:
             raise not_loaded(local.id)
-        while entry.state != "ready":
-            entry = await self.pool.load(local.id, self.job(local))
-        return entry
+        with ExitStack() as held:
+            with entry.waited_for():
+                while entry.state != "ready":
+                    await self.pool.load(local.id, self.job(local))
+                served = held.enter_context(entry.claimed())
+            yield served
 
     def infos(self) -> list[ModelInfo]:
         """Loaded ones first; those that are hidden are left out."""
@@ -102,6 +109,13 @@ class Catalog:
         local = self.find(name)
         entry = self.pool.entry(local.id)
         return self._loaded(entry) if entry.served is not None else self._unloaded(local)
+
+    def automatic_drafter(self, local: LocalModel) -> str | None:
+        """The drafter that a model gets where none is named; None where that is not to be told."""
+        try:
+            return automatic(local, self.library)
+        except DFlashError:
+            return None
 
     def estimate(self, local: LocalModel, changes: Mapping[str, Any] | None = None) -> Estimate:
         """What a load would take now. Raises RequestError for wrong `changes`."""
@@ -157,7 +171,7 @@ class Catalog:
 
         plan = plan_of(local, mine, self.server, self.library)
         if is_started:
-            plan = started_with(plan, self.server, saved=saved)
+            plan = started_with(plan, self.server, saved=saved or self.has_started)
         return LoadJob(
             plan=lambda: plan,
             estimate=fresh_estimate,

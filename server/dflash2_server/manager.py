@@ -110,14 +110,19 @@ class Manager:
             if missing <= 0:
                 break
             evicted.append(entry.id)
-            missing -= entry.memory_bytes
+            missing -= self._pool.gain(entry)
         return replace(told, evicts=tuple(evicted) if missing <= 0 else ())
 
     # loading
 
     async def load(self, name: str, *, force: bool = False) -> ModelView:
         local = self.catalog.find(name)
-        await self._pool.load(local.id, self.catalog.job(local, force=force))
+        try:
+            job = self.catalog.job(local, force=force)
+        except DFlashError as error:
+            self._pool.not_planned(local.id, error)
+            raise
+        await self._pool.load(local.id, job)
         return self.model(local.id)
 
     async def unload(self, name: str) -> Unloaded:
@@ -233,7 +238,9 @@ class Manager:
         started = self.catalog.started
         if started is not None:
             local = self.catalog.find(started)
-            await self._pool.load(local.id, self.catalog.job(local, force=True, progress=progress))
+            entry = await self._pool.load(local.id, self.catalog.job(local, force=True, progress=progress))
+            self._save_pairing(entry)
+            self.catalog.has_started = True
         mine = self._store.all()
         wanted = [key for key, one in mine.items() if (one.is_default and started is None) or one.is_pinned]
         self._ticking = self._spawn(self._tick())
@@ -252,12 +259,12 @@ class Manager:
         """Each second: a sample, reloads that waited for their model to be idle, models that nobody uses."""
         was_busy = True
         while True:
-            figures = self._sampler.sample(self._pool.ready())
-            busy = bool(figures.running or figures.waiting or figures.generation_tps or figures.prompt_tps)
-            if busy or was_busy:
-                self.events.publish("figures", asdict(figures))
-            was_busy = busy
             try:
+                figures = self._sampler.sample(self._pool.ready())
+                busy = bool(figures.running or figures.waiting or figures.generation_tps or figures.prompt_tps)
+                if busy or was_busy:
+                    self.events.publish("figures", asdict(figures))
+                was_busy = busy
                 await self._reload_idle()
                 await self._pool.unload_idle(lambda entry: idle_limit(entry, self.catalog))
             except DFlashError as error:
@@ -271,13 +278,21 @@ class Manager:
             mine = self._store.get(entry.id)
             if entry.served is not None and entry.served.model_settings != mine:
                 await self._bring_into_force(entry)  # changed by another process
-            if pending(entry, mine) and self._pool.is_idle(entry):
+            if pending(entry, mine) and entry.refused != mine and self._pool.is_idle(entry):
+                entry.refused = mine
                 await self._reload(entry)
+                entry.refused = None
 
     async def _reload(self, entry: Entry) -> None:
-        await self._pool.unload(entry)
+        """Raises before anything is unloaded where the new load cannot even be planned."""
         local = self.catalog.find(entry.id)
-        await self._pool.load(entry.id, self.catalog.job(local))
+        job = self.catalog.job(local)
+        entry.reloading = True
+        try:
+            await self._pool.unload(entry)
+            await self._pool.load(entry.id, job)
+        finally:
+            entry.reloading = False
 
     async def _bring_into_force(self, entry: Entry) -> None:
         """What a loaded pair takes up as it runs."""
@@ -288,13 +303,22 @@ class Manager:
         if _cache_part(before) != _cache_part(mine):
             await self._pool.set_limits(entry, mine)
 
+    def _save_pairing(self, entry: Entry) -> None:
+        """The model of the start is paired without having been asked to: from then on its settings say so."""
+        served = entry.served
+        if served is None or served.pair.drafter is None or self.settings.draft or entry.id in self._store.all():
+            return
+        served.model_settings = entry.loaded_with = self._store.put(entry.id, {"dflash_enabled": True})
+
     def _check_pairing(self, model_id: str, wanted: Any, changes: Mapping[str, Any]) -> None:
         """Refuse what the disk tells to be wrong, before it is saved."""
         local = self.catalog.find(model_id)
         if wanted.dflash_enabled and changes.get("dflash_enabled") and not local.dflash_compatible:
             raise RequestError(f"DFlash for {local.id}: {local.dflash_reason}", param="dflash_enabled")
-        name = wanted.dflash_draft_model
-        if not wanted.dflash_enabled or name is None:
+        if not wanted.dflash_enabled:
+            return
+        name = wanted.dflash_draft_model or self.catalog.automatic_drafter(local)
+        if name is None:
             return
         fit = next((fit for fit in self._library.fits(local) if name in (fit.id, fit.repo_id)), None)
         if fit is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -28,8 +28,11 @@ ANY_NAME = "*"
 class Models(Protocol):
     """Who knows the models: which there are, and how a name leads to a loaded one."""
 
-    async def serving(self, name: str | None) -> Entry:
-        """The entry of a loaded model, loaded now where that is wanted. Raises ModelNotFound, and as loading does."""
+    def serving(self, name: str | None) -> AbstractAsyncContextManager[ServedPair]:
+        """A loaded model, loaded now where that is wanted; inside it is not unloaded.
+
+        Raises ModelNotFound, and as loading does.
+        """
         ...
 
     def infos(self) -> list[ModelInfo]: ...
@@ -61,8 +64,7 @@ class EngineService:
 
     async def _submit(self, inference: Inference) -> RunningAnswer:
         loop = asyncio.get_running_loop()
-        entry = await self._models.serving(inference.model)
-        with entry.claimed() as served:
+        async with self._models.serving(inference.model) as served:
             prepared = await self._aside(lambda: served.prepare(inference, loop, self._later))
             prepared.answer.cancel = lambda enough: self.engine.cancel(prepared.job, enough=enough)
             self.engine.submit(prepared.job)
@@ -70,8 +72,7 @@ class EngineService:
 
     async def count(self, inference: Inference) -> int:
         """See `inference.Service`."""
-        entry = await self._models.serving(inference.model)
-        with entry.claimed() as served:
+        async with self._models.serving(inference.model) as served:
             return len((await self._aside(lambda: served.prompt(inference))).ids)
 
     def models(self) -> list[ModelInfo]:
@@ -123,9 +124,11 @@ class OneModel:
     def __init__(self, entry: Entry, settings: ServerSettings) -> None:
         self._entry, self._settings = entry, settings
 
-    async def serving(self, name: str | None) -> Entry:
+    @asynccontextmanager
+    async def serving(self, name: str | None) -> AsyncIterator[ServedPair]:
         self.info(name)
-        return self._entry
+        with self._entry.claimed() as served:
+            yield served
 
     def infos(self) -> list[ModelInfo]:
         assert self._entry.served is not None, "it stays loaded"

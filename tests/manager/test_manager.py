@@ -377,6 +377,64 @@ def test_global_settings_come_into_force_where_they_can(run: Callable[..., None]
     run(test)
 
 
+def test_two_requests_for_two_models_with_room_for_one_are_both_answered(run: Callable[..., None]) -> None:
+    async def test(manager: Manager) -> None:
+        async def persistent(name: str) -> None:
+            while True:
+                try:
+                    return await done(name)
+                except EngineBusy:
+                    await asyncio.sleep(0.05)
+
+        async def done(name: str) -> None:
+            assert (await answered(manager, ask(name, 20))).completion_tokens == 20
+
+        await asyncio.gather(persistent("one"), persistent("two"))
+
+    run(test, max_models=1)
+
+
+def test_a_drafter_that_is_not_there_leaves_the_running_pair_alone(run: Callable[..., None]) -> None:
+    async def test(manager: Manager) -> None:
+        await manager.save_settings("one", DFLASH)
+        await manager.load("one")
+        with pytest.raises(ModelNotFound, match="org/none"):
+            await manager.save_settings("one", {"dflash_draft_model": "org/none"})
+        view = manager.model("one")
+        assert view.state == "ready"
+        assert view.requires_reload == ("dflash_draft_model",)
+        await answered(manager, ask("one"))
+        await manager.save_settings("two", {"dflash_enabled": True, "dflash_draft_model": "org/none"})
+        with pytest.raises(ModelNotFound):
+            await manager.load("two")
+        assert manager.model("two").state == "failed"
+        assert "org/none" in (manager.model("two").error or "")
+
+    run(test)
+
+
+def test_a_block_size_is_checked_against_the_automatic_drafter_too(run: Callable[..., None]) -> None:
+    async def test(manager: Manager) -> None:
+        await manager.save_settings("one", {"dflash_enabled": True})
+        await manager.load("one")
+        with pytest.raises(RequestError, match="block size is 8"):
+            await manager.save_settings("one", {"dflash_block_size": 100})
+
+    run(test)
+
+
+def test_a_stop_is_no_reason_to_fall_back(run: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(manager: Manager) -> None:
+        entry = manager._pool.entry("one")
+        monkeypatch.setattr(manager._pool.engine, "let_others", lambda: entry.stage == "drafter" and entry.stop.set())
+        await manager.save_settings("one", DFLASH)
+        with pytest.raises(EngineBusy, match="stopped"):
+            await manager.load("one")
+        assert manager.model("one").state == "unloaded"
+
+    run(test, allow_fallback=True)
+
+
 def test_an_alias_never_leads_to_another_model(run: Callable[..., None], tmp_path: Path) -> None:
     stored = {"one": {"model_alias": "two"}}
     (tmp_path / "model_settings.json").write_text(json.dumps({"version": 1, "models": stored}))

@@ -12,14 +12,14 @@ from typing import Any
 
 from mlx.utils import tree_flatten
 
-from dflash2_mlx.errors import DFlashError
+from dflash2_mlx.errors import EngineBusy
 from dflash2_mlx.pairs import Pair
 from dflash2_mlx.settings.model import ModelSettings
 from dflash2_server.management import ModelState
 from dflash2_server.served import ServedPair
 
 
-class LoadCancelled(DFlashError):
+class LoadCancelled(EngineBusy):
     """A load that somebody has stopped."""
 
 
@@ -38,6 +38,9 @@ class Entry:
     last_used: float = 0.0
     memory_bytes: int = 0
     coming: int = 0  # requests on their way to the engine
+    awaited: int = 0  # requests that wait for it to be loaded
+    reloading: bool = False  # unloaded only to be loaded again
+    refused: ModelSettings | None = None  # a reload with these has failed: it is not tried again
     task: asyncio.Task[None] | None = field(default=None, repr=False)  # the load under way
     stop: threading.Event = field(default_factory=threading.Event, repr=False)
     settled: asyncio.Event = field(default_factory=asyncio.Event, repr=False)  # unloading has ended
@@ -70,6 +73,15 @@ class Entry:
         self.served = self.loaded_with = None
         self.memory_bytes = 0
         self.settled.set()
+
+    @contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """Around a wait for its load: what somebody waits for is not unloaded to make room for another."""
+        self.awaited += 1
+        try:
+            yield
+        finally:
+            self.awaited -= 1
 
     @contextmanager
     def claimed(self) -> Iterator[ServedPair]:

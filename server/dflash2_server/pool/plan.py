@@ -11,7 +11,7 @@ from dflash2_mlx.pairs import AUTO, Pair, load
 from dflash2_mlx.settings import ServerSettings
 from dflash2_mlx.settings.model import ModelSettings
 from dflash2_server.library.library import Library
-from dflash2_server.library.models import DEMO, LocalModel
+from dflash2_server.library.models import DEMO, DEMO_DRAFTER, LocalModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def drafter_name(
     """The drafter as `load` takes it; one that nobody has named is the published one, else the only one that fits."""
     if not settings.dflash_enabled:
         return None
-    name = settings.dflash_draft_model or _automatic(local, library)
+    name = settings.dflash_draft_model or automatic(local, library)
     try:
         return _load_name(name, library)
     except ModelNotFound:
@@ -82,9 +82,10 @@ def _load_name(name: str, library: Library) -> str:
     return DEMO if embedded else str(folder)
 
 
-def _automatic(local: LocalModel, library: Library) -> str:
+def automatic(local: LocalModel, library: Library) -> str:
+    """The id of the drafter for a model whose settings name none. Raises RequestError where that is not clear."""
     if local.source == "embedded":
-        return DEMO
+        return DEMO_DRAFTER
     fitting = [fit for fit in library.fits(local) if fit.fits]
     published = library.published(local)
     for fit in fitting:

@@ -9,7 +9,9 @@ import asyncio
 import gc
 import logging
 import time
+import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -61,7 +63,14 @@ class Pool:
         return entry.coming + (len(self.engine.jobs(entry.pair)) if entry.pair is not None else 0)
 
     def is_idle(self, entry: Entry) -> bool:
-        return entry.state == "ready" and self.requests(entry) == 0
+        return entry.state == "ready" and self.requests(entry) + entry.awaited == 0
+
+    def not_planned(self, model_id: str, error: Exception) -> None:
+        """Keep the reason why a load did not even begin."""
+        entry = self.entry(model_id)
+        if entry.state in ("unloaded", "failed"):
+            entry.fails(error)
+            self._tell(entry)
 
     def adopt(self, served: ServedPair, loaded_with: ModelSettings | None = None) -> Entry:
         """Take a pair that is loaded already."""
@@ -116,7 +125,7 @@ class Pool:
         now = time.time()
         for entry in self.ready():
             limit = idle_limit(entry)
-            if self.requests(entry):
+            if self.requests(entry) + entry.awaited:
                 entry.last_used = now
             elif limit is not None and now - entry.last_used >= limit:
                 log.info("%s is unloaded: it was idle for %.0f s", entry.id, now - entry.last_used)
@@ -128,14 +137,11 @@ class Pool:
                 await self._make_room(entry, job)
                 entry.begins("loading")
                 self._tell(entry)
-                plan = job.plan()
-                pair = await self._call(lambda: plan.run(self._progress(entry, job.progress)))
-                served = await asyncio.to_thread(job.serve, pair)
+                served = await self._loaded(entry, job)
                 entry.is_ready(served, job.loaded_with)
-                if job.settings is not None:
-                    await self.set_limits(entry, job.settings)
         except BaseException as error:
             entry.fails(error)
+            await self._collect_after(error)
             if not isinstance(error, LoadCancelled | asyncio.CancelledError):
                 log.error("%s is not loaded: %s", entry.id, error)
             raise
@@ -143,11 +149,35 @@ class Pool:
             entry.task = None
             self._tell(entry)
 
+    async def _loaded(self, entry: Entry, job: LoadJob) -> ServedPair:
+        """The pair with its limits. Where something fails after the load, what the engine knows of it is forgotten."""
+        plan = job.plan()
+        pair = await self._call(lambda: plan.run(self._progress(entry, job.progress)))
+        try:
+            served = await asyncio.to_thread(job.serve, pair)
+            if job.settings is not None:
+                limits = cache_limits(job.settings)
+                await self._call(lambda: self.engine.cache.set_limits(pair, limits))
+            if entry.stop.is_set():
+                raise LoadCancelled(f"the load of {entry.id} was stopped")
+        except BaseException:
+            await asyncio.wrap_future(self.engine.unload(pair))
+            raise
+        return served
+
+    async def _collect_after(self, error: BaseException) -> None:
+        """What a failed load has read is held by its frames, and would be counted as used by the next one."""
+        traceback.clear_frames(error.__traceback__)
+        with suppress(EngineBusy, asyncio.CancelledError):
+            await self._call(_collected)
+
     async def _stop(self, entry: Entry) -> Unloaded:
         before = mx.get_active_memory()
         entry.stop.set()
         if entry.task is not None:
             await asyncio.wait([entry.task])
+        if entry.state == "ready":  # it came too late to stop the load
+            return await self.unload(entry)
         return Unloaded(before=before, after=await self._call(_collected))
 
     async def _make_room(self, entry: Entry, job: LoadJob) -> None:
@@ -171,12 +201,17 @@ class Pool:
         """What may be unloaded to make room, in that order."""
         return [entry for entry in reversed(self.ready()) if self.is_idle(entry) and not self.is_pinned(entry)]
 
+    def gain(self, entry: Entry) -> int:
+        """Bytes that unloading it gives back: weights and kept prefixes."""
+        kept = self.engine.cache.figures_of(entry.pair).nbytes if entry.pair is not None else 0
+        return entry.memory_bytes + kept
+
     def is_pinned(self, entry: Entry) -> bool:
         return entry.served is not None and entry.served.model_settings.is_pinned
 
     def _would_help(self, estimate: Estimate) -> bool:
         """Whether unloading all that may go would be enough."""
-        gained = sum(entry.memory_bytes for entry in self.victims())
+        gained = sum(map(self.gain, self.victims()))
         return estimate.available is not None and estimate.needed <= estimate.available + gained
 
     def _closes(self, entry: Entry) -> None:
