@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nicegui import ui
@@ -143,6 +143,21 @@ class Field:
         if self.facts.nullable and self.facts.null_means is None and number:
             made.props["placeholder"] = "automatic" if "automatic" in self.facts.description else "empty"
         return made
+
+
+def changes_in(fields: Mapping[str, Field], saved: Callable[[str], Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """What of a form is to be saved, and by name what was typed that is no value."""
+    changes: dict[str, Any] = {}
+    faults: dict[str, str] = {}
+    for name, field in fields.items():
+        try:
+            change = form_values.change_of(field.facts, saved(name), field.typed)
+        except form_values.Wrong as wrong:
+            faults[name] = str(wrong)
+        else:
+            if change is not form_values.UNCHANGED:
+                changes[name] = change
+    return changes, faults
 
 
 class Radios(ui.element):

@@ -9,7 +9,7 @@ from nicegui import ui
 from dflash2_app import form_values, live
 from dflash2_app.draft_picker import DraftPicker
 from dflash2_app.form_bar import SaveBar
-from dflash2_app.form_field import Field
+from dflash2_app.form_field import Field, changes_in
 from dflash2_app.model_card import settings_path
 from dflash2_app.model_panel import ModelPanel
 from dflash2_app.parts import testid
@@ -139,17 +139,7 @@ class _Form:
 
     def _changes(self) -> tuple[dict[str, Any], dict[str, str]]:
         """What is to be saved, and by name what was typed that is no value."""
-        changes: dict[str, Any] = {}
-        faults: dict[str, str] = {}
-        for name, field in self._fields.items():
-            try:
-                change = form_values.change_of(field.facts, getattr(self._saved, name), field.typed)
-            except form_values.Wrong as wrong:
-                faults[name] = str(wrong)
-            else:
-                if change is not form_values.UNCHANGED:
-                    changes[name] = change
-        return changes, faults
+        return changes_in(self._fields, lambda name: getattr(self._saved, name))
 
     def _show(self) -> None:
         changes, faults = self._changes()

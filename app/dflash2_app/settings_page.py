@@ -8,12 +8,12 @@ from nicegui import ui
 
 from dflash2_app import form_values, live
 from dflash2_app.form_bar import SaveBar
-from dflash2_app.form_field import Field
+from dflash2_app.form_field import Field, changes_in
 from dflash2_app.parts import button
 from dflash2_mlx.errors import DFlashError, RequestError
 from dflash2_mlx.settings.fields import FieldFacts
-from dflash2_mlx.settings.server import environment_name, flag_name, server_field_facts
-from dflash2_server.management import GlobalSetting, Management
+from dflash2_mlx.settings.server import SettingInForce, environment_name, flag_name, server_field_facts
+from dflash2_server.management import Management
 
 # The order of the page; groups that are not here come after these.
 GROUPS = ("models", "downloads", "model", "network", "limits", "prefix cache", "protocols")
@@ -108,7 +108,7 @@ class _Settings:
     async def _clear_secret(self, name: str) -> None:
         await self._save({name: None})
 
-    def _take(self, now: dict[str, GlobalSetting], *, put: tuple[str, ...] = ()) -> None:
+    def _take(self, now: dict[str, SettingInForce], *, put: tuple[str, ...] = ()) -> None:
         before, self._saved = self._saved, now
         for name, field in self._fields.items():
             untouched = field.typed == form_values.typed_of(field.facts, _kept(before[name]))
@@ -122,17 +122,7 @@ class _Settings:
             self._show()
 
     def _changes(self) -> tuple[dict[str, Any], dict[str, str]]:
-        changes: dict[str, Any] = {}
-        faults: dict[str, str] = {}
-        for name, field in self._fields.items():
-            try:
-                change = form_values.change_of(field.facts, _kept(self._saved[name]), field.typed)
-            except form_values.Wrong as wrong:
-                faults[name] = str(wrong)
-            else:
-                if change is not form_values.UNCHANGED:
-                    changes[name] = change
-        return changes, faults
+        return changes_in(self._fields, lambda name: _kept(self._saved[name]))
 
     def _show(self) -> None:
         changes, faults = self._changes()
@@ -145,7 +135,7 @@ class _Settings:
 class _ServerField(Field):
     """A setting of the server; one that a flag or the environment gives cannot be changed by the file."""
 
-    def __init__(self, facts: FieldFacts, setting: GlobalSetting, changed: Any, clear: Any) -> None:
+    def __init__(self, facts: FieldFacts, setting: SettingInForce, changed: Any, clear: Any) -> None:
         super().__init__(facts, _kept(setting), changed, label=LABELS.get(facts.name))
         if facts.kind == "secret":
             self.control.props("autocomplete=new-password")
@@ -155,7 +145,7 @@ class _ServerField(Field):
                     "Remove from the file", lambda: clear(facts.name), name=f"clear-{facts.name}", color=None
                 ).props("dense")
 
-    def show_setting(self, setting: GlobalSetting, *, unsaved: bool) -> None:
+    def show_setting(self, setting: SettingInForce, *, unsaved: bool) -> None:
         self.show(_kept(setting), unsaved=unsaved, note=source_words(self.facts, setting))
         fixed = setting.source in ("flag", "environment")
         self.control.set_enabled(not fixed) if hasattr(self.control, "set_enabled") else None
@@ -166,7 +156,7 @@ class _ServerField(Field):
         return "needs restart", "idle"
 
 
-def source_words(facts: FieldFacts, setting: GlobalSetting) -> str:
+def source_words(facts: FieldFacts, setting: SettingInForce) -> str:
     """Where a value comes from, and what a restart will bring."""
     where = {
         "flag": f"from the flag {flag_name(setting.name)}, which wins over the file",
@@ -176,16 +166,16 @@ def source_words(facts: FieldFacts, setting: GlobalSetting) -> str:
     }[setting.source]
     if facts.kind == "secret":
         where = f"set, {where}" if setting.value else "not set"
-    if setting.pending is None:
+    if not setting.changed:
         return where
     return f"{where} · in force now {form_values.shown(facts, setting.value)}, after a restart " + form_values.shown(
         facts, setting.pending
     )
 
 
-def _kept(setting: GlobalSetting) -> Any:
+def _kept(setting: SettingInForce) -> Any:
     """What the file holds, which is what a form changes; else what runs."""
-    return setting.value if setting.pending is None else setting.pending
+    return setting.pending if setting.changed else setting.value
 
 
 def _groups(settings: Any) -> list[str]:

@@ -13,14 +13,12 @@ from ..drafter.context import DraftContext
 from ..drafter.propose import Proposal
 from ..errors import DecodeError
 from ..target.adapter import Target
-from ..target.copies import arrays_in
-from ..target.rollback import Transaction, flatten
+from ..target.rollback import Transaction
 from .accept import Verdict, accept_greedy, accept_sampled
 from .laws import history_rows, only, rows_finite
 from .logprobs import RowLogprobs, TokenLogprobs
 from .request import Request
 from .state import DecodeState
-from .stats import Stats
 
 
 class Proposer(Protocol):
@@ -76,17 +74,8 @@ class Keys:
 class Cycle:
     """The cycles of one request."""
 
-    def __init__(
-        self,
-        target: Target,
-        proposer: Proposer,
-        state: DecodeState,
-        request: Request,
-        keys: Keys,
-        stats: Stats | None = None,
-    ) -> None:
+    def __init__(self, target: Target, proposer: Proposer, state: DecodeState, request: Request, keys: Keys) -> None:
         self.target, self.proposer, self.state, self.request, self.keys = target, proposer, state, request, keys
-        self.stats = stats or Stats()
 
     def launch(self, anchor: int, *, timed: bool = False) -> Launched:
         """Send a whole cycle after `anchor`, the last emitted token, to the device.
@@ -178,18 +167,14 @@ class Cycle:
     def commit(self, launched: Launched, anchor: int, emitted: list[int]) -> None:
         """Leave caches, context and tokens at `emitted`, of which the last is the next anchor and stays outside."""
         keep = len(emitted)
-        begin = time.perf_counter()
         with self.state.changing():
             launched.transaction.commit(keep)
             context = self.state.context
             if context is not None:
                 context.append([tap[:, :keep] for tap in launched.taps], len(self.state.tokens))
             self.state.tokens += [anchor, *emitted[:-1]]
-            if launched.parts is not None:
-                mx.eval([array for cache in flatten(self.state.caches) for array in arrays_in(cache.state)])
-                mx.eval(context.arrays() if context is not None else [])
-        if launched.parts is not None:
-            self.stats.time_parts(*launched.parts, time.perf_counter() - begin)
+            if launched.parts is not None:  # a timed cycle: what the commit has put off is its own
+                mx.eval([cache.state for cache in self.state.caches], context.arrays() if context is not None else [])
 
 
 def not_finite(position: int) -> str:

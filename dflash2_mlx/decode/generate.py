@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
@@ -110,7 +111,7 @@ class _Run:
 
     def speculative(self, step: TokenStep, proposer: Proposer) -> Iterator[TokenStep]:
         """Cycles; each is launched before the tokens of the one before are handed out."""
-        cycle = Cycle(self.target, proposer, self.state, self.request, self.keys, self.stats)
+        cycle = Cycle(self.target, proposer, self.state, self.request, self.keys)
         pending: Launched | None = None
         try:
             while step.finish_reason is None:
@@ -137,7 +138,10 @@ class _Run:
         step = self._emit(outcome.tokens, outcome.accepted, outcome.logprobs)
         proposed = self.request.block_size - 1
         self.stats.count_cycle(outcome.accepted, proposed, emitted=len(step.tokens), dropped=outcome.dropped)
+        begin = time.perf_counter()
         cycle.commit(launched, anchor, step.tokens)
+        if launched.parts is not None:
+            self.stats.time_parts(*launched.parts, time.perf_counter() - begin)
         return step
 
     def _emit(self, tokens: list[int], accepted: int, logprobs: list[TokenLogprobs] | None) -> TokenStep:

@@ -7,6 +7,7 @@ not come back.
 
 from __future__ import annotations
 
+import copy
 import logging
 import threading
 import time
@@ -147,19 +148,31 @@ class Engine:
         with self._changed:
             return self._totals_of(pair)
 
+    def sums(self, pair: Pair | None = None) -> Totals:
+        """Counts over ended and running requests together, each once; of one pair, or all."""
+        with self._changed:
+            total = copy.copy(self.totals if pair is None else self._totals_of(pair))  # sums make new lists
+            for job in self._active:
+                if pair is None or job.pair is pair:
+                    total.add(job.stats)
+        return total
+
     def let_others(self) -> None:
-        """Within a call that takes long, on the engine's thread: one turn of whoever runs. EngineBusy when closing."""
+        """Within a call that takes long, on the engine's thread: the calls that wait, and a turn of whoever runs.
+
+        Raises EngineBusy when the engine is closing.
+        """
         with self._changed:
             if self._closing:
                 raise EngineBusy(CLOSING)
+            work = [partial(_fulfil, *call) for call in self._calls]
+            self._calls.clear()
             self._admit()
             job = self._next_job()
-        if job is None:
-            return
-        try:
-            self._turn(job)
-        except Exception:
-            log.exception("the engine goes on after a failure of its own")
+        if job is not None:
+            work.append(partial(self._turn, job))
+        for one in work:
+            self._do(one)
 
     def readiness(self) -> tuple[bool, str]:
         """Whether requests are served, and the state in a word or the reason."""
@@ -222,10 +235,7 @@ class Engine:
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
-            try:
-                work()
-            except Exception:
-                log.exception("the engine goes on after a failure of its own")
+            self._do(work)
             del work  # it holds the last job
         for job in list(self._active):
             self._finish(job)
@@ -233,6 +243,12 @@ class Engine:
             if future.set_running_or_notify_cancel():
                 future.set_exception(EngineBusy(CLOSING))
         self.cache.close()
+
+    def _do(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:
+            log.exception("the engine goes on after a failure of its own")
 
     def _next(self) -> Callable[[], None] | None:
         """The next piece of work; waits for one. None: the engine is closed."""

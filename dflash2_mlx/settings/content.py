@@ -81,9 +81,9 @@ def _one_of_each(settings: dict[str, ModelSettings], faults: dict[str, dict[str,
 
 def _version(document: dict[str, Any]) -> int:
     version = document.get("version", VERSION)
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+    if isinstance(version, bool) or not isinstance(version, int | float) or version != version // 1 or version < 1:
         raise ValueError(f"its version is {shown(version)}")
-    return version
+    return int(version)
 
 
 def _models(document: dict[str, Any], version: int) -> dict[str, Any]:

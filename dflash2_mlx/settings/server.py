@@ -6,7 +6,7 @@ It knows no web and loads nothing.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -34,6 +34,7 @@ __all__ = [
     "read_settings",
     "server_field_facts",
     "server_settings_in_force",
+    "settings_with",
     "write_server_settings",
 ]
 
@@ -58,7 +59,7 @@ class SettingInForce:
     value: Any  # what runs
     default: Any
     source: Source  # of that value
-    restart: bool  # a change comes into force by a restart
+    requires_restart: bool  # a change comes into force by a restart
     pending: Any = None  # what a restart would bring, where that is something else; a reset to None reads None too
     changed: bool = False  # there is something pending
     group: str = ""
@@ -83,8 +84,15 @@ def read_settings(
     path = default_file() if file is None else file
     content = _read_file(path, required=file is not None)
     notes = [f"{path}: no setting {name!r}, it is not in force" for name in content if not _known(name)]
+    return settings_with(args, environment, content, path), notes
+
+
+def settings_with(
+    args: argparse.Namespace, environment: Mapping[str, str], content: Mapping[str, Any], path: Path
+) -> ServerSettings:
+    """The settings that would be in force, did the file at `path` hold that content. Raises RequestError."""
     given = _given(args, environment, content, path)
-    return ServerSettings(**{name: _checked(name, entry) for name, entry in given.items()}), notes
+    return ServerSettings(**{name: _checked(name, entry) for name, entry in given.items()})
 
 
 def server_settings_in_force(
@@ -104,8 +112,12 @@ def server_settings_in_force(
     return [_in_force(name, given.get(name), now, now if running is None else running) for name in _fields()]
 
 
-def write_server_settings(path: Path | None, changes: Mapping[str, Any]) -> tuple[str, ...]:
+def write_server_settings(
+    path: Path | None, changes: Mapping[str, Any], check: Callable[[Mapping[str, Any]], None] = lambda content: None
+) -> tuple[str, ...]:
     """Change some settings in the file (None is the default one), None removes one; the names that have changed.
+
+    `check` may refuse what the file would hold, before it is written.
 
     Values have JSON's types and are checked as those of the file; nothing is written where one is wrong. Keys that no
     setting bears stay. A damaged file is refused, not replaced: it may hold the key that protects the server. Raises
@@ -121,6 +133,7 @@ def write_server_settings(path: Path | None, changes: Mapping[str, Any]) -> tupl
             after.pop(name, None)
             if value is not None:
                 after[name] = _plain(_checked(name, Given(value, "file", "", True)))
+        check(after)
         if after != before:
             files.write(target, after)
     return tuple(name for name in changes if before.get(name) != after.get(name))
@@ -220,7 +233,7 @@ def _in_force(name: str, given: Given | None, now: ServerSettings, running: Serv
         value=_told(value, secret),
         default=_told(default, secret),
         source=source,
-        restart=bool(extra(schema, "restart")),
+        requires_restart=bool(extra(schema, "restart")),
         pending=_told(next_value, secret) if value != next_value else None,
         changed=value != next_value,
         group=str(extra(schema, "group")),

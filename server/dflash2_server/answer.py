@@ -42,9 +42,11 @@ class RunningAnswer:
         *,
         single_call: bool = False,
         reasoning_end: Sequence[int] = (),
+        token_text: Callable[[int], str] = str,
         finished: Callable[[str, Sequence[int]], None] = lambda text, tokens: None,
     ) -> None:
         self.prompt_tokens = len(run.request.prompt)
+        self.token_text = token_text
         self.cancel: Callable[[bool], None] = lambda enough: None
         self._run, self._parser, self._single_call, self._finished = run, parser, single_call, finished
         self._reasoning = _ReasoningCount(reasoning_end)

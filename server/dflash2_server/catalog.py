@@ -17,7 +17,7 @@ from dflash2_mlx.settings.store import ModelSettingsStore
 from dflash2_server.inference import ModelInfo
 from dflash2_server.library.estimate import estimate
 from dflash2_server.library.library import Library
-from dflash2_server.library.models import LocalModel
+from dflash2_server.library.models import DEMO, DEMO_DRAFTER, LocalModel
 from dflash2_server.management import Estimate
 from dflash2_server.pool.entry import Entry
 from dflash2_server.pool.plan import automatic, drafter_name, plan_of, started_with
@@ -122,10 +122,10 @@ class Catalog:
         mine = changed(self.store.get(local.id), changes or {})
         try:
             name = drafter_name(local, mine, self.library)
-            drafter = self.library.get("demo-drafter" if name == "demo" else name) if name else None
+            drafter = self.library.get(DEMO_DRAFTER if name == DEMO else name) if name else None
         except DFlashError:  # the load will tell
             drafter = None
-        told = estimate(
+        return estimate(
             local,
             drafter,
             spec=mine.draft_quant if drafter else None,
@@ -136,7 +136,6 @@ class Catalog:
             available=self.available(),
             dtype=self.server.dtype,
         )
-        return told
 
     def available(self) -> int:
         """Bytes that are left for a load: of MLX's limit, and of the machine's memory."""
@@ -172,15 +171,7 @@ class Catalog:
         plan = plan_of(local, mine, self.server, self.library)
         if is_started:
             plan = started_with(plan, self.server, saved=saved or self.has_started)
-        return LoadJob(
-            plan=lambda: plan,
-            estimate=fresh_estimate,
-            serve=serve,
-            settings=mine if saved or not is_started else None,
-            loaded_with=mine,
-            force=force,
-            progress=progress,
-        )
+        return LoadJob(plan=plan, settings=mine, estimate=fresh_estimate, serve=serve, force=force, progress=progress)
 
     def _named(self, name: str) -> LocalModel:
         try:

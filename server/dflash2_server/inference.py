@@ -99,6 +99,13 @@ class Answer(Protocol):
 
     prompt_tokens: int
 
+    def token_text(self, token: int) -> str:
+        """The text of one token id by itself, as its model's vocabulary writes it.
+
+        A token that is only part of a character gives U+FFFD. Used for log-probabilities, whose events carry ids.
+        """
+        ...
+
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
     async def aclose(self) -> None: ...
@@ -139,13 +146,6 @@ class Service(Protocol):
 
     def model(self, name: str | None) -> ModelInfo:
         """The model of that name or alias; None is the default one. Raises ModelNotFound."""
-        ...
-
-    def token_text(self, token: int, model: str | None = None) -> str:
-        """The text of one token id by itself, as that model's vocabulary writes it.
-
-        A token that is only part of a character gives U+FFFD. Used for log-probabilities, whose events carry ids.
-        """
         ...
 
     def readiness(self) -> tuple[bool, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from dflash2_mlx.settings.model import ModelSettings
 
 if TYPE_CHECKING:
-    from dflash2_mlx.settings.server import ServerSettings
+    from dflash2_mlx.settings.server import ServerSettings, SettingInForce
     from dflash2_server.downloads.queue import Downloads
     from dflash2_server.events import EventBus
     from dflash2_server.inference import Service
@@ -67,7 +67,7 @@ class Running:
     """A loaded pair: what runs, never what was asked for."""
 
     engine: str  # plain, dflash or dflash2
-    state: DraftState  # off: no drafter was asked for
+    state: DraftState  # off: no drafter was asked for, or speculation is turned off
     reason: str | None  # of the fallback
     drafter: str | None
     block_size: int  # in force for requests that name none
@@ -187,25 +187,12 @@ class LiveFigures:
     by_model: Mapping[str, PairFigures] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GlobalSetting:
-    """One of the server's own settings. A secret's `value` is only whether it is set."""
-
-    name: str
-    value: Any
-    default: Any
-    source: Literal["flag", "environment", "file", "default"]
-    requires_restart: bool
-    pending: Any = None  # what the file has, where that comes into force only by a restart
-    group: str = ""
-    description: str = ""
-
-
 class Management(Protocol):
     """The model manager. Everything is called on the event loop; what is slow is awaited. Raises DFlashError.
 
     `events` tells of every change: kinds model (data: a view's id and state), load (id, stage, share), download (a
-    task), settings (id and changed names), figures (a `LiveFigures`, each second while something happens), removed.
+    task), settings (id and changed names), figures (a `LiveFigures`, each second while something happens), library
+    (the folders were looked at again), removed.
     """
 
     @property
@@ -274,10 +261,10 @@ class Management(Protocol):
         """Samples of the last five minutes, the oldest first."""
         ...
 
-    def global_settings(self) -> list[GlobalSetting]:
+    def global_settings(self) -> list[SettingInForce]:
         """The server's settings with where each comes from."""
         ...
 
-    async def save_global_settings(self, changes: Mapping[str, Any]) -> list[GlobalSetting]:
+    async def save_global_settings(self, changes: Mapping[str, Any]) -> list[SettingInForce]:
         """Write to server.json what is given; None clears. Those that can come into force at once do."""
         ...

@@ -13,15 +13,21 @@ from dflash2_mlx.engine import ssd_cache
 from dflash2_mlx.errors import DFlashError, ModelNotFound, RequestError
 from dflash2_mlx.pairs import Progress
 from dflash2_mlx.settings import ServerSettings, read_settings
-from dflash2_mlx.settings.model import changed
-from dflash2_mlx.settings.server import default_file, server_settings_in_force, write_server_settings
+from dflash2_mlx.settings.model import changed, needs_reload
+from dflash2_mlx.settings.server import (
+    SettingInForce,
+    default_file,
+    server_settings_in_force,
+    settings_with,
+    write_server_settings,
+)
 from dflash2_mlx.settings.store import ModelSettingsStore
 from dflash2_server.catalog import Catalog
 from dflash2_server.downloads.queue import Downloads
 from dflash2_server.events import EventBus
 from dflash2_server.library.library import Library
 from dflash2_server.logs import LogBuffer
-from dflash2_server.management import ActiveRequest, Estimate, GlobalSetting, LiveFigures, ModelView, Saved, Unloaded
+from dflash2_server.management import ActiveRequest, Estimate, LiveFigures, ModelView, Saved, Unloaded
 from dflash2_server.pool.entry import Entry
 from dflash2_server.pool.figures import Sampler, active_request
 from dflash2_server.pool.pool import Pool
@@ -63,7 +69,7 @@ class Manager:
         self._downloads, self._events, self._logs = downloads, events, logs
         self._pool, self._library, self._store, self._source = pool, library, store, source
         self._sampler = Sampler(pool.engine)
-        self._ticking: asyncio.Task[None] | None = None
+        self._housekeeping: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
 
     @property
@@ -144,6 +150,11 @@ class Manager:
         names = tuple(key for key in changes if getattr(after, key, None) != getattr(before, key, None))
         self.events.publish("settings", {"id": local.id, "changed": list(names)})
         entry = self._pool.entry(local.id)
+        if entry.task is not None:  # a load with the earlier ones is under way
+            waiting = needs_reload(before, after)
+            return Saved(
+                settings=after, changed=names, requires_reload=waiting, reload="when idle" if waiting else "none"
+            )
         if entry.served is None:
             return Saved(settings=after, changed=names, requires_reload=(), reload="none")
         await self._bring_into_force(entry)
@@ -158,12 +169,14 @@ class Manager:
     async def delete(self, name: str) -> int:
         local = self.catalog.any(name)
         entry = self._pool.entry(local.id)
-        if entry.state in _REFUSED_WHILE:
-            raise RequestError(f"{local.id} is {entry.state}: unload it first", param="model")
-        users = [other.id for other in self._pool.ready() if other.served and other.served.uses(str(local.path))]
-        if users:
-            raise RequestError(f"{local.id} is the drafter of {', '.join(users)}: unload that first", param="model")
-        freed = await asyncio.to_thread(self._library.delete, local)
+        async with self._pool.quiet:  # nothing is loaded meanwhile
+            if entry.state in _REFUSED_WHILE:
+                raise RequestError(f"{local.id} is {entry.state}: unload it first", param="model")
+            names = (str(local.path), local.load_name, local.repo_id)
+            users = [other.id for other in self._pool.ready() if other.served and other.served.uses(*names)]
+            if users:
+                raise RequestError(f"{local.id} is the drafter of {', '.join(users)}: unload that first", param="model")
+            freed = await asyncio.to_thread(self._library.delete, local)
         await asyncio.to_thread(ssd_cache.remove_files, ssd_folder(self.settings), local.load_name)
         log.warning("%s was deleted from disk: %.2f GB freed", local.id, freed / 1e9)
         self.events.publish("removed", {"id": local.id})
@@ -184,24 +197,11 @@ class Manager:
 
     # the server's own settings
 
-    def global_settings(self) -> list[GlobalSetting]:
+    def global_settings(self) -> list[SettingInForce]:
         source = self._source
-        found = server_settings_in_force(source.args, source.environment, source.file, running=self.settings)
-        return [
-            GlobalSetting(
-                name=one.name,
-                value=one.value,
-                default=one.default,
-                source=one.source,
-                requires_restart=one.restart,
-                pending=one.pending,
-                group=one.group,
-                description=one.description,
-            )
-            for one in found
-        ]
+        return server_settings_in_force(source.args, source.environment, source.file, running=self.settings)
 
-    async def save_global_settings(self, changes: Mapping[str, Any]) -> list[GlobalSetting]:
+    async def save_global_settings(self, changes: Mapping[str, Any]) -> list[SettingInForce]:
         await asyncio.to_thread(self._write_globals, changes)
         self.events.publish("settings", {"id": None, "changed": list(changes)})
         return self.global_settings()
@@ -210,18 +210,14 @@ class Manager:
         """Into the file, unless the server could not start with it; what needs no restart is in force then."""
         from dflash2_server.serve_command import check
 
-        path = self._source.file or default_file()
-        before = path.read_bytes() if path.exists() else None
-        write_server_settings(self._source.file, changes)
-        try:
-            fresh, _ = read_settings(self._source.args, self._source.environment, self._source.file)
-            check(fresh)
-        except DFlashError:
-            path.write_bytes(before) if before is not None else path.unlink(missing_ok=True)
-            raise
-        self._take_up(fresh)
+        source = self._source
+        path = source.file or default_file()
 
-    def _take_up(self, fresh: ServerSettings) -> None:
+        def check_start(content: Mapping[str, Any]) -> None:
+            check(settings_with(source.args, source.environment, content, path))
+
+        write_server_settings(path, changes, check_start)
+        fresh, _ = read_settings(source.args, source.environment, source.file)
         secrets = [*fresh.api_key, *([fresh.hf_token] if fresh.hf_token is not None else [])]
         self.logs.redact.add(*(secret.get_secret_value() for secret in secrets))
         live = {
@@ -243,7 +239,7 @@ class Manager:
             self.catalog.has_started = True
         mine = self._store.all()
         wanted = [key for key, one in mine.items() if (one.is_default and started is None) or one.is_pinned]
-        self._ticking = self._spawn(self._tick())
+        self._spawn(self._tick())
         for name in wanted:
             if name != started:
                 self._spawn(self._load_quietly(name))
@@ -256,7 +252,7 @@ class Manager:
         await asyncio.to_thread(self.downloads.close)
 
     async def _tick(self) -> None:
-        """Each second: a sample, reloads that waited for their model to be idle, models that nobody uses."""
+        """Each second: a sample; and, which may take long, what is to be reloaded or unloaded."""
         was_busy = True
         while True:
             try:
@@ -265,13 +261,21 @@ class Manager:
                 if busy or was_busy:
                     self.events.publish("figures", asdict(figures))
                 was_busy = busy
-                await self._reload_idle()
-                await self._pool.unload_idle(lambda entry: idle_limit(entry, self.catalog))
-            except DFlashError as error:
-                log.warning("%s", error)
             except Exception:
                 log.exception("the model manager goes on after a failure of its own")
+            if self._housekeeping is None or self._housekeeping.done():
+                self._housekeeping = self._spawn(self._keep_house())
             await asyncio.sleep(_TICK_SECONDS)
+
+    async def _keep_house(self) -> None:
+        """Reloads that waited for their model to be idle, and models that nobody uses."""
+        try:
+            await self._reload_idle()
+            await self._pool.unload_idle(lambda entry: idle_limit(entry, self.catalog))
+        except DFlashError as error:
+            log.warning("%s", error)
+        except Exception:
+            log.exception("the model manager goes on after a failure of its own")
 
     async def _reload_idle(self) -> None:
         for entry in self._pool.ready():

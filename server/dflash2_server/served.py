@@ -86,6 +86,11 @@ class ServedPair:
         return self.model_settings.dflash_block_size or self.pair.block_size
 
     @property
+    def engine(self) -> str:
+        """In force for requests that name none: plain, dflash or dflash2."""
+        return "plain" if self.block_size == 1 else self.pair.engine
+
+    @property
     def verify_mode(self) -> str:
         """In force for requests that name none."""
         return "off" if self.pair.drafter is None else self.model_settings.verify_mode
@@ -98,16 +103,16 @@ class ServedPair:
             id=self.name,
             created=self.created,
             context_length=self.context_length,
-            engine=pair.engine,
+            engine=self.engine,
             block_size=self.block_size,
             drafter=self.drafter,
             fallback_reason=pair.fallback_reason,
-            aliases=(*self._settings.alias, *([alias] if alias else [])),
+            aliases=(alias,) if alias else (),
         )
 
-    def uses(self, folder: str) -> bool:
-        """Whether that folder is its model or its drafter."""
-        return folder in (self.pair.model_name, self.pair.drafter_name)
+    def uses(self, *names: str | None) -> bool:
+        """Whether its model or its drafter was loaded by one of the names: folders or repository ids."""
+        return any(name in (self.pair.model_name, self.pair.drafter_name) for name in names if name is not None)
 
     def prompt(self, inference: Inference) -> Prompt:
         """The prompt of a request: slow for a long one, and free of the models. Raises RequestError."""
@@ -149,6 +154,7 @@ class ServedPair:
             loop,
             single_call=bool(tools) and not inference.parallel_tool_calls,
             reasoning_end=self._constraints.reasoning_end,
+            token_text=lambda token: str(self._tokenizer.decode([token])),
             finished=lambda text, tokens: later(lambda: self._remember(prompt, text, tokens)),
         )
         job = Job(self.pair, run.request, answer, borders=frozenset(prompt.borders))
@@ -177,9 +183,6 @@ class ServedPair:
     def _parser(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]]) -> Parser:
         assert self._template is not None, "a chat has a template"
         return answer_parser(self._tokenizer, prompt.template_text, tools=tools, calls=self._template.tool_format)
-
-    def token_text(self, token: int) -> str:
-        return str(self._tokenizer.decode([token]))
 
     def _raw_prompt(self, prompt: str | Sequence[int]) -> Prompt:
         ids = list(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else list(prompt)

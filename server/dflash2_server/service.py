@@ -82,11 +82,6 @@ class EngineService:
         """See `inference.Service`."""
         return self._models.info(name)
 
-    def token_text(self, token: int, model: str | None = None) -> str:
-        """See `inference.Service`. A model that is not loaded any more has no text."""
-        served = self.pool.entry(self._models.info(model).id).served
-        return served.token_text(token) if served is not None else ""
-
     def readiness(self) -> tuple[bool, str]:
         return self.engine.readiness()
 

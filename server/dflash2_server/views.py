@@ -62,7 +62,7 @@ def running_of(entry: Entry, served: ServedPair, catalog: Catalog) -> Running:
     limit = idle_limit(entry, catalog)
     requests = catalog.pool.requests(entry)
     return Running(
-        engine=pair.engine,
+        engine=served.engine,
         state=_draft_state(served),
         reason=pair.fallback_reason,
         drafter=served.info.drafter,
@@ -89,4 +89,4 @@ def idle_limit(entry: Entry, catalog: Catalog) -> float | None:
 def _draft_state(served: ServedPair) -> DraftState:
     if served.pair.fallback_reason is not None:
         return "fallback"
-    return "active" if served.pair.drafter is not None else "off"
+    return "off" if served.engine == "plain" else "active"

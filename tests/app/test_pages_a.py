@@ -20,9 +20,10 @@ from dflash2_app.model_card import settings_path
 from dflash2_app.settings_form import saved_words
 from dflash2_mlx.settings.fields import FieldFacts
 from dflash2_mlx.settings.model import ModelSettings, changed, field_facts
+from dflash2_mlx.settings.server import SettingInForce
 from dflash2_server.downloads.search import Found
 from dflash2_server.downloads.task import Task, TaskError
-from dflash2_server.management import Estimate, GlobalSetting, ModelView, Saved, Unloaded
+from dflash2_server.management import Estimate, ModelView, Saved, Unloaded
 from tests.app.browser import free_port, process
 from tests.manager import fake_catalog as catalog
 from tests.manager.doubles import FakeManager
@@ -224,12 +225,12 @@ def test_saving_says_whether_the_model_was_reloaded() -> None:
 
 def test_where_a_setting_of_the_server_comes_from() -> None:
     port = FieldFacts(name="port", label="", description="", group="", kind="int", default=8000)
-    setting = GlobalSetting(name="port", value=8001, default=8000, source="flag", requires_restart=True)
+    setting = SettingInForce(name="port", value=8001, default=8000, source="flag", requires_restart=True)
     assert "--port" in settings_page.source_words(port, setting)
-    waiting = replace(setting, source="file", pending=8002)
+    waiting = replace(setting, source="file", pending=8002, changed=True)
     assert "in force now 8001, after a restart 8002" in settings_page.source_words(port, waiting)
     secret = FieldFacts(name="api_key", label="", description="", group="", kind="secret")
-    told = GlobalSetting(name="api_key", value=True, default=None, source="environment", requires_restart=True)
+    told = SettingInForce(name="api_key", value=True, default=None, source="environment", requires_restart=True)
     assert settings_page.source_words(secret, told).startswith("set, from the environment, DFLASH2_API_KEY")
 
 

@@ -16,12 +16,12 @@ from typing import Any
 from dflash2_mlx.errors import CheckpointError, EngineBusy, ModelNotFound, RequestError
 from dflash2_mlx.settings import ServerSettings
 from dflash2_mlx.settings.model import ModelSettings
+from dflash2_mlx.settings.server import SettingInForce
 from dflash2_server.events import EventBus
 from dflash2_server.logs import LogBuffer
 from dflash2_server.management import (
     ActiveRequest,
     Estimate,
-    GlobalSetting,
     LiveFigures,
     ModelView,
     PairFigures,
@@ -165,10 +165,10 @@ class FakeManager:
     def history(self) -> Sequence[LiveFigures]:
         return list(self.live.history)
 
-    def global_settings(self) -> list[GlobalSetting]:
+    def global_settings(self) -> list[SettingInForce]:
         return self.globals.all()
 
-    async def save_global_settings(self, changes: Mapping[str, Any]) -> list[GlobalSetting]:
+    async def save_global_settings(self, changes: Mapping[str, Any]) -> list[SettingInForce]:
         self.globals.save(changes)
         self.events.publish("settings", {"id": None, "changed": list(changes)})
         return self.global_settings()

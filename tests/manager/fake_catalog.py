@@ -38,7 +38,7 @@ def estimate_of(view: ModelView, drafter: ModelView | None, available: int) -> E
 
 
 def _models() -> list[ModelView]:
-    hub = "/home/user/.cache/huggingface/hub/models--mlx-community--"
+    hub = "/cache/hub/models--mlx-community--"
     fits = DrafterFit(id=DRAFTER, repo_id=f"z-lab/{DRAFTER}", engine="dflash", block_size=16)
     other = DrafterFit(id="demo-drafter", repo_id=None, engine="dflash2", block_size=8, reasons=(_SIZE_REASON,))
     return [
@@ -48,14 +48,14 @@ def _models() -> list[ModelView]:
             dflash_compatible=True, drafters=(fits, other), published_drafter=f"z-lab/{DRAFTER}",
         ),
         _model(
-            LONELY, f"/home/user/models/mlx-community/{LONELY}", "mlx-community", 4_517_000_000, "llama", 131072,
+            LONELY, f"/models/mlx-community/{LONELY}", "mlx-community", 4_517_000_000, "llama", 131072,
             source="folder", dflash_compatible=True,
             drafters=(DrafterFit(id=DRAFTER, repo_id=f"z-lab/{DRAFTER}", engine="dflash", block_size=16,
                                  reasons=("hidden size: the drafter's is 2560, the model's 4096",
                                           "depth: the drafter taps 36 layers, the model has 32")),),
         ),
         _model(
-            PLAIN, f"/home/user/models/{PLAIN}", None, 4_100_000_000, "mamba", 262144, source="folder",
+            PLAIN, f"/models/{PLAIN}", None, 4_100_000_000, "mamba", 262144, source="folder",
             dflash_reason="model_type 'mamba' has no layers that the runtime can tap: it is decoded plainly",
         ),
         _model(
@@ -74,12 +74,12 @@ def _models() -> list[ModelView]:
 def _drafters() -> list[ModelView]:
     return [
         ModelView(
-            id=DRAFTER, kind="drafter", path=f"/home/user/models/{DRAFTER}", repo_id=f"z-lab/{DRAFTER}",
+            id=DRAFTER, kind="drafter", path=f"/models/{DRAFTER}", repo_id=f"z-lab/{DRAFTER}",
             source="folder", size=1_070_000_000, model_type="dflash", quantization=None, context_length=None,
             settings=ModelSettings(), targets=(TARGET,), deletable=True,
         ),
         ModelView(
-            id=STRAY, kind="drafter", path=f"/home/user/models/incoai/{STRAY}", repo_id=f"incoai/{STRAY}",
+            id=STRAY, kind="drafter", path=f"/models/incoai/{STRAY}", repo_id=f"incoai/{STRAY}",
             source="folder", size=3_300_000_000, model_type="dflash2", quantization=None, context_length=None,
             settings=ModelSettings(), deletable=True,
             targets_reason="it needs a target of 64 layers and hidden size 5120, and no model on disk has these: "
@@ -109,7 +109,7 @@ def downloaded(repo_id: str, size: int) -> ModelView:
     name = repo_id.rsplit("/", 1)[-1]
     drafter = "dflash" in name.lower()
     return ModelView(
-        id=name, kind="drafter" if drafter else "model", path=f"/home/user/models/{repo_id}", repo_id=repo_id,
+        id=name, kind="drafter" if drafter else "model", path=f"/models/{repo_id}", repo_id=repo_id,
         source="folder", size=size, model_type="dflash2" if drafter else "qwen3", quantization=None,
         context_length=None if drafter else 32768, settings=ModelSettings(), deletable=True,
         dflash_compatible=not drafter,

@@ -89,7 +89,7 @@ class FakeDownloads:
                 )
             )
             return
-        path = f"/home/user/models/{moving.repo_id}"
+        path = f"/models/{moving.repo_id}"
         self._put(replace(moving, state="completed", done_bytes=done, rate=0.0, seconds_left=None, path=path))
         self._finished(moving.repo_id, self.total_bytes)
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from dflash2_mlx.errors import RequestError
 from dflash2_mlx.settings import ServerSettings
-from dflash2_server.management import GlobalSetting
+from dflash2_mlx.settings.server import SettingInForce
 
 SECRETS = ("api_key", "hf_token")
 RESTART = ("host", "port", "api_key", "allowed_host", "cors_origin", "max_body_mb", "no_ui")
@@ -23,7 +23,7 @@ class FakeGlobals:
         self._file: dict[str, Any] = {"max_queue": 64}
         self._pending: dict[str, Any] = {}
 
-    def all(self) -> list[GlobalSetting]:
+    def all(self) -> list[SettingInForce]:
         return [self._one(name) for name in ServerSettings.model_fields]
 
     def save(self, changes: Mapping[str, Any]) -> None:
@@ -45,19 +45,20 @@ class FakeGlobals:
                 self._file[name] = checked[name]
             (self._pending if _restarts(name) else self._in_force)[name] = checked[name]
 
-    def _one(self, name: str) -> GlobalSetting:
+    def _one(self, name: str) -> SettingInForce:
         field = ServerSettings.model_fields[name]
         extra: Any = field.json_schema_extra or {}
         value, default = self._in_force[name], field.get_default(call_default_factory=True)
         secret = name in SECRETS
         source: Any = "file" if name in self._file else "flag" if value != default else "default"
         pending = self._pending.get(name)
-        return GlobalSetting(
+        return SettingInForce(
             name=name,
             value=bool(value) if secret else value,
             default=None if secret else default,
             source=source,
             requires_restart=_restarts(name),
+            changed=name in self._pending,
             pending=bool(pending) if secret and name in self._pending else pending,
             group=extra.get("group", ""),
             description=field.description or "",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from dflash2_mlx.settings import ServerSettings
 from dflash2_server.admin import hub
 from dflash2_server.downloads.faults import Failure
 from dflash2_server.downloads.task import ERROR_KINDS, TaskError
-from tests.manager.admin_app import API, client_of, error_of
+from tests.manager.admin_app import API, error_of
 from tests.manager.doubles import FakeManager
 from tests.manager.fake_downloads import fake_search
 
@@ -22,12 +21,6 @@ HF = f"{API}/hf"
 @pytest.fixture
 def manager() -> FakeManager:
     return FakeManager(ServerSettings(hf_endpoint="http://127.0.0.1:9", hf_token="hf_secret1"))
-
-
-@pytest.fixture
-def client(manager: FakeManager) -> Iterator[TestClient]:
-    with client_of(manager) as made:
-        yield made
 
 
 def test_download_and_its_drafter(client: TestClient) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -15,22 +14,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from dflash2_mlx.settings import ServerSettings
-from tests.manager.admin_app import API, Get, admin_app, client_of, error_in, error_of
+from tests.manager.admin_app import API, Get, admin_app, error_in, error_of
 from tests.manager.doubles import FakeManager
 from tests.manager.fake_catalog import DRAFTER, TARGET
 
 EVENTS = f"{API}/events"
-
-
-@pytest.fixture
-def manager() -> FakeManager:
-    return FakeManager()
-
-
-@pytest.fixture
-def client(manager: FakeManager) -> Iterator[TestClient]:
-    with client_of(manager) as made:
-        yield made
 
 
 def test_stats_of_each_loaded_pair(client: TestClient, manager: FakeManager) -> None:

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
 from urllib.parse import unquote
 
 import pytest
 from starlette.testclient import TestClient
 
 from dflash2_mlx.errors import PairError
-from tests.manager.admin_app import API, Get, admin_app, client_of, error_in, error_of
+from tests.manager.admin_app import API, Get, admin_app, error_in, error_of
 from tests.manager.doubles import FakeManager
 from tests.manager.fake_catalog import DAMAGED, DRAFTER, LOAD_ERROR, PLAIN, STRAY, TARGET
 
 MODELS = f"{API}/models"
-
-
-@pytest.fixture
-def manager() -> FakeManager:
-    return FakeManager()
-
-
-@pytest.fixture
-def client(manager: FakeManager) -> Iterator[TestClient]:
-    with client_of(manager) as made:
-        yield made
 
 
 def test_list_tells_all_that_is_known_of_each(client: TestClient, manager: FakeManager) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,12 +30,6 @@ FLOW: dict[str, Any] = {
 @pytest.fixture
 def manager() -> FakeManager:
     return FakeManager(ServerSettings(api_key=[]))
-
-
-@pytest.fixture
-def client(manager: FakeManager) -> Iterator[TestClient]:
-    with client_of(manager) as made:
-        yield made
 
 
 def test_settings_with_what_a_form_needs(client: TestClient) -> None:
@@ -166,7 +159,8 @@ def test_global_settings_by_name(client: TestClient) -> None:
     assert list(settings) == list(ServerSettings.model_fields)
     assert settings["max_queue"] == {
         "value": 64, "default": 64, "source": "file", "requires_restart": settings["max_queue"]["requires_restart"],
-        "pending": None, "group": settings["max_queue"]["group"], "description": settings["max_queue"]["description"],
+        "pending": None, "changed": False, "group": settings["max_queue"]["group"],
+        "description": settings["max_queue"]["description"],
     }  # fmt: skip
 
 

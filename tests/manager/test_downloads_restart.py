@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dflash2_mlx.errors import DFlashError, RequestError
 from tests.manager.downloading import FILES, MODEL, TOTAL, Queue, content, hub, only, queue, until, wait_for_part
 from tests.manager.fake_hub import FakeHub, Repo
 
@@ -159,7 +160,7 @@ def test_a_list_that_cannot_be_written_stops_no_download(
     hub: FakeHub, queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise DFlashError("the list cannot be written: No space left on device")
 
     monkeypatch.setattr("dflash2_server.downloads.state.write", full)
     downloads = queue()
@@ -171,6 +172,7 @@ def test_a_list_that_cannot_be_written_stops_no_download(
 def test_a_save_that_is_cut_short_keeps_the_old_list(
     hub: FakeHub, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from dflash2_mlx.settings import files
     from dflash2_server.downloads import state
 
     downloads = queue()
@@ -182,8 +184,24 @@ def test_a_save_that_is_cut_short_keeps_the_old_list(
     def fail(*_: object) -> None:
         raise OSError("cut")
 
-    monkeypatch.setattr(state.os, "fsync", fail)
-    with pytest.raises(OSError, match="cut"):
+    monkeypatch.setattr(files.os, "fsync", fail)
+    with pytest.raises(DFlashError, match="cannot be written"):
         state.write(queue.state_file, [])
     assert queue.state_file.read_text() == before
-    assert list(queue.state_file.parent.iterdir()) == [queue.state_file]
+    assert [path for path in queue.state_file.parent.iterdir() if path.suffix != ".owner"] == [queue.state_file]
+
+
+def test_two_servers_do_not_share_a_queue(hub: FakeHub, queue: Queue) -> None:
+    hub.repo(MODEL).hold_at = HALF
+    first = queue()
+    (task,) = first.add(MODEL)
+    hub.wait_for_bytes(HALF)
+    second = queue()
+    assert second.tasks() == []
+    assert second.incoming() == {MODEL}
+    with pytest.raises(RequestError, match="another server"):
+        second.add("org/other")
+    second.close()
+    hub.release()
+    queue.heard.wait_for(MODEL, "completed")
+    assert [one.id for one in first.tasks()] == [task.id]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from dflash2_mlx import hub
 from dflash2_mlx.errors import DFlashError, EngineBusy, ModelNotFound, RequestError
 from dflash2_server.manager import Manager
 from tests.manager.managing import answered, ask, end_of, managed, until, write_models
@@ -433,6 +435,69 @@ def test_a_stop_is_no_reason_to_fall_back(run: Callable[..., None], monkeypatch:
         assert manager.model("one").state == "unloaded"
 
     run(test, allow_fallback=True)
+
+
+def test_an_unload_waits_for_no_load_of_another_model(run: Callable[..., None]) -> None:
+    """Short calls go on within a long one."""
+
+    async def test(manager: Manager) -> None:
+        await manager.load("one")
+        entry, other = manager._pool.entry("one"), manager._pool.entry("two")
+        let_others, order = manager._pool.engine.let_others, list[str]()
+
+        def slow() -> None:
+            let_others()
+            time.sleep(0.01)
+
+        manager._pool.engine.let_others = slow  # type: ignore[method-assign]
+        loading = asyncio.create_task(manager.load("two"))
+        loading.add_done_callback(lambda _: order.append("loaded"))
+        await until(lambda: other.state == "loading")
+        await manager.unload("one")
+        order.append("unloaded")
+        await loading
+        assert order == ["unloaded", "loaded"]
+        assert entry.state == "unloaded"
+
+    run(test)
+
+
+def test_verify_mode_off_is_shown_as_what_runs(run: Callable[..., None]) -> None:
+    async def test(manager: Manager) -> None:
+        await manager.save_settings("one", {**DFLASH, "dflash_verify_mode": "off"})
+        running = (await manager.load("one")).running
+        assert running is not None
+        assert (running.engine, running.state, running.drafter) == ("plain", "off", "drafter")
+        assert manager.service.model("one").engine == "plain"
+
+    run(test)
+
+
+def test_without_a_drafter_on_disk_the_fallback_asks_no_network(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "_download", lambda name: pytest.fail(f"{name} was to be downloaded"))
+
+    async def test(manager: Manager) -> None:
+        await manager.save_settings("one", {"dflash_enabled": True, "dflash_draft_model": "org/none"})
+        running = (await manager.load("one")).running
+        assert running is not None
+        assert (running.state, running.engine) == ("fallback", "plain")
+        assert "org/none" in (running.reason or "")
+
+    run(test, allow_fallback=True)
+
+
+def test_the_switch_turns_off_what_the_start_has_paired(tmp_path: Path, originals: Path) -> None:
+    async def test() -> None:
+        async with managed(tmp_path, originals, model="one", draft=str(originals / "drafter")) as manager:
+            manager.catalog.started = "one"
+            await manager.start()
+            running = manager.model("one").running
+            assert running is not None
+            assert running.engine == "dflash2"
+
+    asyncio.run(test())
 
 
 def test_an_alias_never_leads_to_another_model(run: Callable[..., None], tmp_path: Path) -> None:

@@ -82,8 +82,11 @@ class ScriptedAnswer:
     After `aclose` the iteration ends, also one that waits in a step.
     """
 
-    def __init__(self, steps: Iterable[Step], prompt_tokens: int) -> None:
+    def __init__(
+        self, steps: Iterable[Step], prompt_tokens: int, token_text: Callable[[int], str] = "<{}>".format
+    ) -> None:
         self.prompt_tokens = prompt_tokens
+        self.token_text = token_text
         self.closed = 0
         self.finished = False
         self._steps = iter(steps)
@@ -171,7 +174,7 @@ class ScriptedService:
         self.inferences.append(inference)
         self._check(inference)
         steps = self.events(inference) if callable(self.events) else self.events
-        answer = ScriptedAnswer(steps, self.prompt_tokens)
+        answer = ScriptedAnswer(steps, self.prompt_tokens, self.token_text)
         self.answers.append(answer)
         return answer
 
@@ -194,7 +197,7 @@ class ScriptedService:
                 return model
         raise ModelNotFound(f"no model {name!r} is served: there are {', '.join(model.id for model in self._models)}")
 
-    def token_text(self, token: int, model: str | None = None) -> str:
+    def token_text(self, token: int) -> str:
         return f"<{token}>"
 
     def readiness(self) -> tuple[bool, str]:

@@ -28,7 +28,7 @@ CALL = ToolCall(0, "call_a", "weather", '{"city": "Oslo", "days": 3}')
 class Service(doubles.ScriptedService):
     """The scripted service, with a vocabulary."""
 
-    def token_text(self, token: int, model: str | None = None) -> str:
+    def token_text(self, token: int) -> str:
         return TOKENS[token]
 
 

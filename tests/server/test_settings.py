@@ -315,7 +315,7 @@ def test_each_setting_tells_where_it_comes_from(file: Path) -> None:
     assert (found["hf_token"].value, found["hf_token"].source) == (True, "file")
     assert "hidden" not in repr(found)
     assert found["max_active"].default == ServerSettings().max_active
-    assert (found["port"].restart, found["idle_seconds"].restart) == (True, False)
+    assert (found["port"].requires_restart, found["idle_seconds"].requires_restart) == (True, False)
     assert all(setting.group and setting.description and not setting.changed for setting in found.values())
 
 

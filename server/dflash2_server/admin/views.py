@@ -7,7 +7,8 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from dflash2_mlx.settings.model import ModelSettings, field_facts, not_in_force, stored
-from dflash2_server.management import Estimate, GlobalSetting, ModelView, Running, Saved, Unloaded
+from dflash2_mlx.settings.server import SettingInForce
+from dflash2_server.management import Estimate, ModelView, Running, Saved, Unloaded
 
 
 def model_json(view: ModelView) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def unloaded_json(view: ModelView, unloaded: Unloaded) -> dict[str, Any]:
     return {"id": view.id, **asdict(unloaded), "freed": unloaded.freed}
 
 
-def globals_json(settings: Iterable[GlobalSetting]) -> dict[str, Any]:
+def globals_json(settings: Iterable[SettingInForce]) -> dict[str, Any]:
     """The server's settings by name. A secret's value is only whether it is set."""
     found = {setting.name: asdict(setting) for setting in settings}
     return {"settings": {name: {k: v for k, v in facts.items() if k != "name"} for name, facts in found.items()}}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash2_mlx.drafter.config import is_drafter
-from dflash2_mlx.errors import RequestError
+from dflash2_mlx.errors import DFlashError, RequestError
 
 from . import drafters, links, state
 from .job import Job, Policy
@@ -47,8 +47,8 @@ class _Running:
 class Downloads:
     """Repositories that are fetched in order, `parallel` at a time.
 
-    `state_file` keeps the tasks; those that had not ended when the last process did are resumed at once. `folder` is
-    where models go, as owner/name; None: the Hub cache at `cache`, or where huggingface_hub has it. `endpoint` and
+    `state_file` keeps the tasks; those that had not ended when the last process did are resumed at once. Only one
+    process at a time has it, another one can add nothing. `folder` is where models go, as owner/name; None: the Hub cache at `cache`, or where huggingface_hub has it. `endpoint` and
     `token` None are huggingface_hub's own. `publish` is called with "download" and a task as a dict, at most four
     times a second for each (a removed task has the state "removed"), `finished` with the repository id of a complete
     one; both from a thread of the queue, and `publish` must not wait.
@@ -80,7 +80,9 @@ class Downloads:
         self._running: dict[str, _Running] = {}
         self._threads: set[threading.Thread] = set()
         self._closed = False
-        self._records = {r.task.id: r for r in map(_interrupted, state.read(state_file))}
+        self._owned = state.own(state_file)
+        kept = state.read(state_file) if self._owned is not None else []
+        self._records = {r.task.id: r for r in map(_interrupted, kept)}
         with self._lock:
             self._start_next()
 
@@ -91,6 +93,8 @@ class Downloads:
         for what is no repository id and no link to one.
         """
         repo_id = links.repository(repo_or_link, self._endpoint)
+        if self._owned is None:
+            raise RequestError("another server of this user has the downloads: start this one there", param="repo_id")
         with self._lock:
             record = self._add(repo_id, with_drafter=with_drafter)
             self._save()
@@ -147,7 +151,8 @@ class Downloads:
     def incoming(self) -> frozenset[str]:
         """Repositories that are not complete: not to be listed as models. An older complete version stays listed."""
         with self._lock:
-            records = self._records.values()
+            # Those of another server are read as it has them.
+            records = list(self._records.values()) if self._owned is not None else state.read(self._state_file)
             return frozenset(r.task.repo_id for r in records if r.task.state != "completed" and not r.listed)
 
     def configure(self, endpoint: str | None, token: str | None) -> None:
@@ -171,6 +176,8 @@ class Downloads:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join()
+        if self._owned is not None:
+            self._owned.close()
 
     # The queue, with the lock held.
 
@@ -210,10 +217,12 @@ class Downloads:
         self._publish("download", {**record.task.as_dict(), "state": "removed"})
 
     def _save(self) -> None:
+        if self._owned is None:
+            return
         try:
             state.write(self._state_file, list(self._records.values()))
-        except OSError as error:  # the disk may be full of what is downloaded: the queue goes on in memory
-            log.error("the list of downloads cannot be written to %s: %s", self._state_file, error)
+        except DFlashError as error:  # the disk may be full of what is downloaded: the queue goes on in memory
+            log.error("the list of downloads is not kept: %s", error)
 
     def _staging(self, record: Record) -> Staging:
         folder = Path(record.folder) if record.folder else None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
-import tempfile
 import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from dflash2_mlx.settings import files
 
 from .task import ERROR_KINDS, STATES, Task, TaskError
 
@@ -55,21 +57,23 @@ def read(path: Path) -> list[Record]:
 
 
 def write(path: Path, records: list[Record]) -> None:
-    """All of it or nothing: another file is written, then renamed."""
+    """All of it or nothing. Raises DFlashError."""
     tasks = [
         {**r.task.as_dict(), "folder": r.folder, "with_drafter": r.with_drafter, "listed": r.listed} for r in records
     ]
+    files.write(path, {"version": _VERSION, "tasks": tasks})
+
+
+def own(path: Path) -> IO[str] | None:
+    """The right to a state file, until it is closed or the process ends; None where another process has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    held = path.with_name(f".{path.name}.owner").open("w")
     try:
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump({"version": _VERSION, "tasks": tasks}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+        fcntl.flock(held.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        held.close()
+        return None
+    return held
 
 
 def _record(entry: dict[str, Any]) -> Record:

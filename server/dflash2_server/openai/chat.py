@@ -7,7 +7,7 @@ from fastapi.responses import Response
 
 from dflash2_mlx.settings import ServerSettings
 from dflash2_server.disconnect import collect
-from dflash2_server.inference import Service
+from dflash2_server.inference import Answer, Service
 from dflash2_server.openai.chat_frames import ChatStyle, chat_completion, chat_frames, keep_alive_chunk
 from dflash2_server.openai.chat_inference import chat_inference
 from dflash2_server.openai.schemas_chat import ChatRequest
@@ -25,8 +25,8 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     settings: ServerSettings = request.app.state.settings
     inference = chat_inference(body)
     opening = head("chatcmpl-", service.model(body.model))
-    style = _style(body, service, settings)
     answer = await service.submit(inference)
+    style = _style(body, answer, settings)
     if not body.stream:
         return json_response(chat_completion(await collect(request, answer), opening, style))
     return stream(
@@ -37,10 +37,10 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     )
 
 
-def _style(body: ChatRequest, service: Service, settings: ServerSettings) -> ChatStyle:
+def _style(body: ChatRequest, answer: Answer, settings: ServerSettings) -> ChatStyle:
     excluded = body.reasoning is not None and body.reasoning.exclude is True
     return ChatStyle(
-        token_text=lambda token: service.token_text(token, body.model),
+        token_text=answer.token_text,
         reasoning_field="hidden" if excluded else settings.reasoning_field,
         logprobs=body.logprobs is True,
         include_usage=body.stream_options is not None and body.stream_options.include_usage is True,

@@ -26,13 +26,13 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     settings: ServerSettings = request.app.state.settings
     inference = completion_inference(body)
     opening = head("cmpl-", service.model(body.model))
+    with param_names({"messages": "prompt"}):
+        answer = await service.submit(inference)
     style = CompletionStyle(
-        token_text=lambda token: service.token_text(token, body.model),
+        token_text=answer.token_text,
         logprobs=body.logprobs is not None,
         include_usage=body.stream_options is not None and body.stream_options.include_usage is True,
     )
-    with param_names({"messages": "prompt"}):
-        answer = await service.submit(inference)
     if not body.stream:
         return json_response(completion(await collect(request, answer), opening, style))
     return stream(

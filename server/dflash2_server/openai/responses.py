@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from dflash2_mlx.settings import ServerSettings
 from dflash2_server.disconnect import collect
 from dflash2_server.errors import param_names
-from dflash2_server.inference import Service
+from dflash2_server.inference import Answer, Service
 from dflash2_server.openai.responses_frames import ResponseFrames, response
 from dflash2_server.openai.responses_inference import responses_inference, wants_logprobs
 from dflash2_server.openai.responses_object import ResponseObject
@@ -38,10 +38,10 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     settings: ServerSettings = request.app.state.settings
     inference = responses_inference(body)
     about = ResponseObject(body, head("resp_", service.model(body.model)))
-    style = _style(body, service)
     headers = _skipped(body)
     with param_names(PARAM_NAMES):
         answer = await service.submit(inference)
+    style = _style(body, answer)
     if not body.stream:
         return json_response(response(await collect(request, answer), about, style), headers)
     events = ResponseFrames(about, style)
@@ -52,10 +52,10 @@ async def responses(body: ResponsesRequest, request: Request) -> Response:
     return streamed
 
 
-def _style(body: ResponsesRequest, service: Service) -> OutputStyle:
+def _style(body: ResponsesRequest, answer: Answer) -> OutputStyle:
     options = body.reasoning
     return OutputStyle(
-        token_text=lambda token: service.token_text(token, body.model),
+        token_text=answer.token_text,
         origins=origins(body),
         reasoning=options is None or options.exclude is not True,
         summary=options is not None and options.summary_wanted is not None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,10 +20,11 @@ HISTORY_SECONDS = 300
 
 def pair_figures(engine: Engine, pair: Pair) -> PairFigures:
     """What a pair has done since it was loaded."""
-    total = _with_running(engine.totals_of(pair), engine.jobs(pair))
+    total = engine.sums(pair)
     cache = engine.cache.figures_of(pair)
     draft, verify, commit = _parts(total)
-    by_position = zip(total.accepted_by_position, total.proposed_by_position, strict=True)
+    # Of a running request one list may just be longer than the other.
+    by_position = zip(total.accepted_by_position, total.proposed_by_position, strict=False)
     return PairFigures(
         requests=total.requests,
         prompt_tokens=total.prompt_tokens,
@@ -81,7 +81,7 @@ class Sampler:
         """The rates are those since the last sample."""
         engine = self._engine
         jobs = engine.jobs()
-        total = _with_running(engine.totals, jobs)
+        total = engine.sums()
         prompt = engine.totals.prompt_tokens - engine.totals.cached_tokens + sum(map(_prompt_work, jobs))
         now = (time.monotonic(), prompt, total.generation_tokens, total.cycle_tokens, total.cycles)
         before, self._before = self._before or now, now
@@ -111,14 +111,6 @@ class Sampler:
 
 def _by_model(engine: Engine, entries: Sequence[Entry]) -> Mapping[str, PairFigures]:
     return {entry.id: pair_figures(engine, entry.pair) for entry in entries if entry.pair is not None}
-
-
-def _with_running(ended: Totals, jobs: Sequence[Job]) -> Totals:
-    total = copy.copy(ended)  # sums make new lists
-    for job in jobs:
-        if job.started is not None:
-            total.add(job.stats)
-    return total
 
 
 def _prompt_work(job: Job) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from dflash2_mlx.engine.prefix_limits import CacheLimits
-from dflash2_mlx.errors import ModelNotFound, RequestError
+from dflash2_mlx.errors import DFlashError, RequestError
 from dflash2_mlx.pairs import AUTO, Pair, load
 from dflash2_mlx.settings import ServerSettings
 from dflash2_mlx.settings.model import ModelSettings
@@ -16,7 +16,7 @@ from dflash2_server.library.models import DEMO, DEMO_DRAFTER, LocalModel
 
 @dataclass(frozen=True, kw_only=True)
 class LoadPlan:
-    """The arguments of `dflash2_mlx.load`."""
+    """The arguments of `dflash2_mlx.load`. `missing` is why there is no drafter, where a fallback is allowed."""
 
     model: str
     drafter: str | None
@@ -25,10 +25,14 @@ class LoadPlan:
     draft_window: int | None = None
     draft_sink: int = 0
     allow_fallback: bool = False
+    missing: str | None = None
 
     def run(self, progress: Callable[[str, float], None]) -> Pair:
         """Load; on the thread that owns MLX."""
-        return load(**asdict(self), progress=progress)
+        arguments = asdict(self)
+        missing = arguments.pop("missing")
+        pair = load(**arguments, progress=progress)
+        return pair if missing is None else replace(pair, fallback_reason=missing)
 
 
 def plan_of(local: LocalModel, settings: ModelSettings, server: ServerSettings, library: Library) -> LoadPlan:
@@ -37,7 +41,13 @@ def plan_of(local: LocalModel, settings: ModelSettings, server: ServerSettings, 
         raise RequestError(f"{local.id} is a drafter, no chat model: set it as the Draft model of its target")
     if local.problem is not None:
         raise RequestError(f"{local.id} cannot be loaded: {local.problem}", param="model")
-    drafter = drafter_name(local, settings, library, allow_fallback=server.allow_fallback)
+    drafter, missing = None, None
+    try:
+        drafter = drafter_name(local, settings, library)
+    except DFlashError as error:
+        if not server.allow_fallback:
+            raise
+        missing = str(error)
     return LoadPlan(
         model=local.load_name,
         drafter=drafter,
@@ -46,6 +56,7 @@ def plan_of(local: LocalModel, settings: ModelSettings, server: ServerSettings, 
         draft_window=settings.dflash_draft_window_size,
         draft_sink=settings.dflash_draft_sink_size,
         allow_fallback=server.allow_fallback,
+        missing=missing,
     )
 
 
@@ -53,7 +64,7 @@ def started_with(plan: LoadPlan, server: ServerSettings, *, saved: bool) -> Load
     """The plan of the model that `serve --model` names: its flags win, and without saved settings it is paired."""
     changes: dict[str, str | None] = {}
     if server.draft is not None:
-        changes["drafter"] = server.drafter
+        changes |= {"drafter": server.drafter, "missing": None}
     elif not saved:
         changes["drafter"] = AUTO
     if server.draft_quant is not None:
@@ -61,23 +72,14 @@ def started_with(plan: LoadPlan, server: ServerSettings, *, saved: bool) -> Load
     return LoadPlan(**(asdict(plan) | changes))
 
 
-def drafter_name(
-    local: LocalModel, settings: ModelSettings, library: Library, *, allow_fallback: bool = False
-) -> str | None:
-    """The drafter as `load` takes it; one that nobody has named is the published one, else the only one that fits."""
+def drafter_name(local: LocalModel, settings: ModelSettings, library: Library) -> str | None:
+    """The drafter as `load` takes it; one that nobody has named is the published one, else the only one that fits.
+
+    Raises RequestError or ModelNotFound where there is none on this machine.
+    """
     if not settings.dflash_enabled:
         return None
-    name = settings.dflash_draft_model or automatic(local, library)
-    try:
-        return _load_name(name, library)
-    except ModelNotFound:
-        if allow_fallback:
-            return name  # the load tells the reason
-        raise
-
-
-def _load_name(name: str, library: Library) -> str:
-    folder = library.resolve_drafter(name)
+    folder = library.resolve_drafter(settings.dflash_draft_model or automatic(local, library))
     embedded = [model for model in library.models() if model.source == "embedded" and model.path == folder]
     return DEMO if embedded else str(folder)
 

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import mlx.core as mx
@@ -44,7 +45,7 @@ class Pool:
         self.settings = settings
         self._publish = publish
         self._entries: dict[str, Entry] = {}
-        self._one_at_a_time = asyncio.Lock()
+        self.quiet = asyncio.Lock()  # held while a model is loaded: one at a time
 
     def entry(self, model_id: str) -> Entry:
         return self._entries.setdefault(model_id, Entry(model_id))
@@ -108,17 +109,14 @@ class Pool:
             while self.requests(entry):
                 await asyncio.sleep(_POLL_SECONDS)
         except asyncio.CancelledError:
-            entry.state = "ready"
-            entry.settled.set()
-            self._tell(entry)
+            self._stays(entry)
             raise
         return await self._free(entry)
 
     async def set_limits(self, entry: Entry, settings: ModelSettings) -> None:
         """Bring a change of the cache settings into force."""
-        pair = entry.pair
-        if pair is not None:
-            await self._call(lambda: self.engine.cache.set_limits(pair, cache_limits(settings)))
+        if entry.pair is not None:
+            await self._set_limits(entry.pair, settings)
 
     async def unload_idle(self, idle_limit: Callable[[Entry], float | None]) -> None:
         """Unload what has been idle for longer than its limit, in seconds."""
@@ -133,12 +131,12 @@ class Pool:
 
     async def _load(self, entry: Entry, job: LoadJob) -> None:
         try:
-            async with self._one_at_a_time:
+            async with self.quiet:
                 await self._make_room(entry, job)
                 entry.begins("loading")
                 self._tell(entry)
                 served = await self._loaded(entry, job)
-                entry.is_ready(served, job.loaded_with)
+                entry.is_ready(served, job.settings)
         except BaseException as error:
             entry.fails(error)
             await self._collect_after(error)
@@ -151,13 +149,10 @@ class Pool:
 
     async def _loaded(self, entry: Entry, job: LoadJob) -> ServedPair:
         """The pair with its limits. Where something fails after the load, what the engine knows of it is forgotten."""
-        plan = job.plan()
-        pair = await self._call(lambda: plan.run(self._progress(entry, job.progress)))
+        pair = await self._call(lambda: job.plan.run(self._progress(entry, job.progress)))
         try:
             served = await asyncio.to_thread(job.serve, pair)
-            if job.settings is not None:
-                limits = cache_limits(job.settings)
-                await self._call(lambda: self.engine.cache.set_limits(pair, limits))
+            await self._set_limits(pair, job.settings)
             if entry.stop.is_set():
                 raise LoadCancelled(f"the load of {entry.id} was stopped")
         except BaseException:
@@ -226,14 +221,25 @@ class Pool:
         before = mx.get_active_memory()
         try:
             forgotten = self.engine.unload(pair)
-            entry.served = pair = None
-            await asyncio.wrap_future(forgotten)
+        except EngineBusy:  # it stands still or is closing: nothing is freed
+            self._stays(entry)
+            raise
+        entry.served = pair = None
+        try:
+            # Whoever waits may leave; what is forgotten by half would never be freed.
+            await asyncio.shield(asyncio.wrap_future(forgotten))
             del forgotten
-            after = await self._call(_collected)
+            after = await asyncio.shield(self._call(_collected))
         finally:
             entry.is_gone()
             self._tell(entry)
         return Unloaded(before=before, after=after)
+
+    def _stays(self, entry: Entry) -> None:
+        """It was to be unloaded, and is not."""
+        entry.begins("ready")
+        entry.settled.set()
+        self._tell(entry)
 
     def _progress(self, entry: Entry, also: Progress | None) -> Progress:
         """Called on the engine's thread: tells, lets running requests go on, and stops a load that is not wanted."""
@@ -258,6 +264,9 @@ class Pool:
 
         return progress
 
+    async def _set_limits(self, pair: Pair, settings: ModelSettings) -> None:
+        await self._call(lambda: self.engine.cache.set_limits(pair, cache_limits(settings)))
+
     def _call(self, function: Callable[[], T]) -> asyncio.Future[T]:
         return asyncio.wrap_future(self.engine.call(function))
 
@@ -265,23 +274,16 @@ class Pool:
         self._publish("model", {"id": entry.id, "state": entry.state, "error": entry.error})
 
 
+@dataclass(frozen=True, kw_only=True)
 class LoadJob:
-    """What the pool has to know to load a model."""
+    """What the pool has to know to load a model with its `settings`. `force`: also where the estimate is too much."""
 
-    def __init__(
-        self,
-        *,
-        plan: Callable[[], LoadPlan],
-        estimate: Callable[[], Estimate],
-        serve: Callable[[Pair], ServedPair],
-        settings: ModelSettings | None = None,
-        loaded_with: ModelSettings | None = None,
-        force: bool = False,
-        progress: Progress | None = None,
-    ) -> None:
-        self.progress = progress
-        self.plan, self.estimate, self.serve = plan, estimate, serve
-        self.settings, self.loaded_with, self.force = settings, loaded_with, force
+    plan: LoadPlan
+    settings: ModelSettings
+    estimate: Callable[[], Estimate]
+    serve: Callable[[Pair], ServedPair]
+    force: bool = False
+    progress: Progress | None = None
 
 
 def _collected() -> int:
