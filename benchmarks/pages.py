@@ -1,8 +1,8 @@
 """What an open page costs: generation with the Live page open in a headless browser against without, arms alternated.
 
 `python -m benchmarks.pages [--rounds 6] [--tokens 96] [--json FILE]`. It starts `dflash2-mlx serve --model demo` on a
-free port and needs Debian's chromium and the extra `test`. It also tells how long the server takes to answer while a
-long prompt is prefilled.
+free port and needs Debian's chromium and the extra `test`. Where the browser shares the cores with MLX, leave it one:
+`OPENBLAS_NUM_THREADS=1`. It also tells how long the server takes to answer while a long prompt is prefilled.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from playwright.sync_api import Browser, sync_playwright
@@ -56,20 +57,32 @@ def with_page(browser: Browser, url: str, path: str, run: Callable[[], float]) -
 
 
 def page_cost(url: str, rounds: int, tokens: int) -> dict[str, Any]:
-    """Ratios of one run with the page to one without, next to each other, which first in turns."""
-    ratios = []
+    """Time with the page over time without, run next to each other; `control` is a second run without over the first.
+
+    The order of the three changes from round to round.
+    """
+    page, control = [], []
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         generate(url, tokens)
         for i in range(rounds):
-            arms = {}
-            for arm in ("page", "none") if i % 2 else ("none", "page"):
-                run = lambda: generate(url, tokens)  # noqa: E731
-                arms[arm] = with_page(browser, url, "/live", run) if arm == "page" else run()
-            ratios.append(arms["page"] / arms["none"])
+            arms = ["none", "page", "again"]
+            took = {arm: _timed(browser, url, tokens, arm) for arm in arms[i % 3 :] + arms[: i % 3]}
+            page.append(2 * took["page"] / (took["none"] + took["again"]))
+            control.append(took["again"] / took["none"])
         browser.close()
-    quartiles = statistics.quantiles(ratios, n=4)
-    return {"median": statistics.median(ratios), "quartiles": [quartiles[0], quartiles[2]], "ratios": ratios}
+    return {"page": _summary(page), "control": _summary(control)}
+
+
+def _timed(browser: Browser, url: str, tokens: int, arm: str) -> float:
+    time.sleep(SETTLE_SECONDS)
+    run = partial(generate, url, tokens)
+    return with_page(browser, url, "/live", run) if arm == "page" else run()
+
+
+def _summary(ratios: list[float]) -> dict[str, Any]:
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return {"median": round(statistics.median(ratios), 3), "quartiles": [round(low, 3), round(high, 3)]}
 
 
 def answer_times(url: str) -> dict[str, float]:

@@ -38,6 +38,8 @@ def frame(title: str, manager: Management, *, here: str = "") -> Iterator[None]:
             with ui.element("div").classes("top-end"):
                 _loaded(manager)
                 _theme_switch()
+                if manager.settings.api_key:
+                    _logout()
     # NiceGUI's layout is a main element already.
     with ui.element("div").classes("main"):
         ui.html('<span id="main" tabindex="-1"></span>', sanitize=False)
@@ -70,6 +72,19 @@ def _loaded(manager: Management) -> None:
     part = live.Part(lambda views: tuple((view.id, state_chip(view)) for view in views), build, classes="loaded")
     part.element.props('aria-label="Loaded models" role=status data-testid=loaded-models')
     live.follow(manager, lambda: part.show(tuple(view for view in manager.models() if view.state != "unloaded")))
+
+
+def _logout() -> None:
+    """Ends the browser's session, for its other pages too once they are loaded again."""
+    button = ui.button("Log out", color=None).props("flat no-caps dense data-testid=logout")
+    button.on(
+        "click",
+        js_handler="""async () => {
+            const headers = { "Content-Type": "application/json" };
+            await fetch("/admin/api/logout", { method: "POST", headers, body: "{}" });
+            location.replace("/login");
+        }""",
+    )
 
 
 def _theme_switch() -> None:

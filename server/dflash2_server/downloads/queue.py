@@ -48,10 +48,11 @@ class Downloads:
     """Repositories that are fetched in order, `parallel` at a time.
 
     `state_file` keeps the tasks; those that had not ended when the last process did are resumed at once. Only one
-    process at a time has it, another one can add nothing. `folder` is where models go, as owner/name; None: the Hub cache at `cache`, or where huggingface_hub has it. `endpoint` and
-    `token` None are huggingface_hub's own. `publish` is called with "download" and a task as a dict, at most four
-    times a second for each (a removed task has the state "removed"), `finished` with the repository id of a complete
-    one; both from a thread of the queue, and `publish` must not wait.
+    process at a time has it, another one can add nothing. `folder` is where models go, as owner/name; None: the Hub
+    cache at `cache`, or where huggingface_hub has it. `endpoint` and `token` None are huggingface_hub's own. `publish`
+    is called with "download" and a task as a dict, at most four times a second for each (a removed task has the state
+    "removed"), `finished` with the repository id of a complete one; both from a thread of the queue, and `publish` must
+    not wait.
     """
 
     def __init__(
