@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
-from dflash2_app.conversation import Reply, speculated
+from dflash2_app.conversation import Reply
 from dflash2_server.inference import Done
 
 _ENDS = {
@@ -84,10 +84,3 @@ def thinking_title(reply: Reply) -> str:
         return "Thinking …"
     tokens = f", {reply.done.reasoning_tokens} tokens" if reply.done and reply.done.reasoning_tokens else ""
     return f"Thought for {reply.thought_seconds or 0:.1f} s{tokens}"
-
-
-def no_comparison(reply: Reply) -> str | None:
-    """Why an answer is not compared, where that was asked for."""
-    if reply.state == "done" and not speculated(reply):
-        return "Not compared: no drafter is in force for this model."
-    return None

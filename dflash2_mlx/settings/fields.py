@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 Kind = Literal["bool", "int", "float", "text", "choice", "object", "bytes", "list", "secret"]
@@ -58,10 +58,6 @@ def facts_of(name: str, schema: FieldInfo, **more: Any) -> FieldFacts:
         default=schema.get_default(call_default_factory=True) if kind != "secret" else None,
         **more,
     )
-
-
-def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
-    return dict(model.model_fields)
 
 
 def extra(schema: FieldInfo, name: str) -> Any:

@@ -131,7 +131,7 @@ class ServerSettings(BaseModel):
         "downloads", None, "folder that downloads go to (default: the Hub cache)", metavar="DIR", min_length=1
     )
     hf_endpoint: Endpoint | None = _field(
-        "downloads", None, "address of the Hub or of a mirror (default: the Hub's own)", metavar="URL"
+        "downloads", None, "address of the Hub or of a mirror (default: the Hub's own)", metavar="URL", restart=False
     )
     hf_token: Key | None = _field(
         "downloads",
@@ -139,6 +139,7 @@ class ServerSettings(BaseModel):
         "token for the Hub; better given as DFLASH2_HF_TOKEN, since others can see a command line "
         "(default: that of huggingface_hub)",
         metavar="TOKEN",
+        restart=False,
     )
 
     host: str = _field("network", "127.0.0.1", "address to listen on; others than loopback need a key", min_length=1)

@@ -226,6 +226,8 @@ class Manager:
             if isinstance(schema.json_schema_extra, dict) and schema.json_schema_extra.get("restart") is False
         }
         self._pool.settings = self.settings.model_copy(update=live)
+        token = fresh.hf_token.get_secret_value() if fresh.hf_token is not None else None
+        self.downloads.configure(fresh.hf_endpoint, token)
 
     # life
 
@@ -249,6 +251,7 @@ class Manager:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         self.events.close()
+        self.logs.detach()
         await asyncio.to_thread(self.downloads.close)
 
     async def _tick(self) -> None:

@@ -164,8 +164,7 @@ def test_what_cannot_be_done_is_refused(hub: FakeHub, queue: Queue) -> None:
 def test_a_folder_shows_a_model_only_when_it_is_whole(hub: FakeHub, queue: Queue, tmp_path: Path) -> None:
     folder = tmp_path / "models"
     hub.repo(MODEL).hold_at = HALF
-    downloads = queue()
-    downloads.save_to(folder)
+    downloads = queue(folder=folder)
     downloads.add(MODEL)
     hub.wait_for_bytes(HALF)
     assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == []

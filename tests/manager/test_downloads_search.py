@@ -11,9 +11,9 @@ from dflash2_mlx.errors import RequestError
 from dflash2_server.downloads import drafters
 from dflash2_server.downloads import search as module
 from dflash2_server.downloads.faults import Failure
-from dflash2_server.downloads.search import Found, published_drafter_of, search
+from dflash2_server.downloads.search import Found, search
 from tests.manager.downloading import TOKEN, hub
-from tests.manager.fake_hub import ALWAYS, FakeHub, Repo
+from tests.manager.fake_hub import FakeHub, Repo
 
 __all__ = ["hub"]
 
@@ -93,21 +93,13 @@ def test_errors_are_told_apart(models: FakeHub, monkeypatch: pytest.MonkeyPatch)
     assert error.value.error.kind == "offline"
 
 
-def test_the_published_drafter_of_a_repository(models: FakeHub) -> None:
+def test_the_published_drafter_of_a_config(models: FakeHub) -> None:
     def ask(name: str) -> str | None:
-        return published_drafter_of(name, endpoint=models.url)
+        return drafters.of_config(json.loads(models.repo(name).files["config.json"]), name)
 
     assert ask("mlx-community/Qwen3-4B-4bit") == "z-lab/Qwen3-4B-DFlash-b16"
     assert ask("z-lab/Qwen3-4B-DFlash-b16") is None
     assert ask("mlx-community/whisper") is None
-    models.repo("mlx-community/whisper").files["config.json"] = b"[1]"
-    for name, kind in [("org/nothing", "missing"), ("mlx-community/whisper", "damaged")]:
-        with pytest.raises(Failure) as error:
-            ask(name)
-        assert error.value.error.kind == kind
-    models.repo("mlx-community/Qwen3-4B-4bit").broken = ALWAYS
-    with pytest.raises(Failure, match="503"):
-        ask("mlx-community/Qwen3-4B-4bit")
 
 
 @pytest.mark.parametrize(

@@ -366,10 +366,15 @@ def test_live_figures_and_events(run: Callable[..., None]) -> None:
 
 def test_global_settings_come_into_force_where_they_can(run: Callable[..., None], tmp_path: Path) -> None:
     async def test(manager: Manager) -> None:
-        settings = {one.name: one for one in await manager.save_global_settings({"idle_seconds": 60, "port": 9000})}
+        told = await manager.save_global_settings({"idle_seconds": 60, "port": 9000})
+        settings = {one.name: one for one in told}
         assert (settings["idle_seconds"].value, settings["idle_seconds"].source) == (60, "file")
         assert (settings["port"].value, settings["port"].pending) == (8000, 9000)
         assert manager.settings.idle_seconds == 60
+        await manager.save_global_settings({"hf_endpoint": "http://127.0.0.1:9", "hf_token": "hf_abcdef123"})
+        assert manager.downloads._endpoint == "http://127.0.0.1:9"
+        assert {one.name: one.value for one in manager.global_settings()}["hf_token"] is True
+        await manager.save_global_settings({"hf_endpoint": None, "hf_token": None})
         assert json.loads((tmp_path / "server.json").read_text()) == {"idle_seconds": 60, "port": 9000}
         with pytest.raises(RequestError, match="key"):
             await manager.save_global_settings({"host": "0.0.0.0"})

@@ -6,22 +6,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from dflash2_mlx.drafter.config import is_drafter
-from dflash2_mlx.facts import text_config
+from dflash2_mlx.errors import CheckpointError
 
 _WORDS = re.compile(r"[a-z]+|[0-9.]+[a-z]*")
 
 
 def of_config(config: Mapping[str, Any], repo_id: str) -> str | None:
     """The Hub id of the drafter for a model with that config; None for a drafter, and where none is known."""
-    from dflash2_mlx.pairs import TargetFacts, published_drafter  # imports mlx
+    from dflash2_mlx.pairs import published_drafter, target_facts  # imports mlx
 
-    text = text_config(config)
-    sizes = [text.get(name) for name in ("hidden_size", "num_hidden_layers", "vocab_size")]
-    facts = [size for size in sizes if isinstance(size, int)]
-    if is_drafter(config) or len(facts) < len(sizes):
+    try:
+        return published_drafter(target_facts(config), repo_id, warn=False)
+    except CheckpointError:
         return None
-    return published_drafter(TargetFacts(*facts), repo_id)
 
 
 def of_name(repo_id: str) -> str | None:

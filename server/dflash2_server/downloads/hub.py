@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from huggingface_hub import HfApi, get_hf_file_metadata, get_session, get_token, hf_hub_url, hf_raise_for_status
+from huggingface_hub import HfApi, get_hf_file_metadata, get_token, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, filter_repo_objects  # type: ignore[attr-defined]
 
 from dflash2_mlx.hub import FILES
 
-from .faults import Damaged, failure
+from .faults import failure
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -84,19 +83,6 @@ def repository(access: Access, repo_id: str) -> Repository:
     files = [_file(access, repo_id, info.sha, siblings[name]) for name in names]
     files.sort(key=lambda file: (file.path != "config.json", file.size, file.path))
     return Repository(id=repo_id, commit=info.sha, files=tuple(files))
-
-
-def config(access: Access, repo_id: str) -> dict[str, Any]:
-    """The `config.json` of main. Raises Damaged where it is no JSON object."""
-    response = get_session().get(access.url(repo_id, "config.json"), headers=access.headers(), timeout=TIMEOUT)
-    hf_raise_for_status(response)
-    try:
-        value = json.loads(response.content)
-    except ValueError as error:
-        raise Damaged(f"config.json is not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise Damaged(f"config.json holds {type(value).__name__}, not an object")
-    return value
 
 
 def _file(access: Access, repo_id: str, commit: str, sibling: Any) -> RemoteFile:

@@ -161,11 +161,6 @@ class Downloads:
         with self._lock:
             self._endpoint, self._token = _address(endpoint), token or None
 
-    def save_to(self, folder: Path | None) -> None:
-        """Another folder, for what is added from now on; None: the Hub cache."""
-        with self._lock:
-            self._folder = folder
-
     def close(self) -> None:
         """Stop all processes and threads; what was under way is resumed by the next `Downloads` of the file."""
         with self._lock:

@@ -88,20 +88,6 @@ async def _aside(ask: Callable[[], list[Found]]) -> list[Found]:
     return await answer
 
 
-def published_drafter_of(repo_id: str, *, endpoint: str | None = None, token: str | None = None) -> str | None:
-    """The Hub id of the drafter that is published for a model on the Hub, by its config. It waits for the network.
-
-    Raises Failure where the config cannot be had.
-    """
-    from . import hub
-
-    try:
-        config = _asked(lambda sent: hub.config(hub.Access(endpoint=endpoint, token=sent), repo_id), token)
-    except Exception as error:
-        raise classify(error, repo_id, token=bool(token)) from error
-    return drafters.of_config(config, repo_id)
-
-
 def _search(text: str, endpoint: str | None, token: str | None, limit: int) -> list[Found]:
     try:
         models = _asked(lambda sent: _listed(text, endpoint, sent, limit), token)
