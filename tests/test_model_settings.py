@@ -169,7 +169,7 @@ def test_turning_dflash_off_keeps_the_rest() -> None:
         ("dflash_verify_mode", "ddtree", "use dflash or off"),
         ("dflash_verify_mode", ["off"], "'adaptive', 'dflash', 'ddtree' or 'off'"),
         ("dflash_max_ctx", -1, "greater than or equal to 1"),
-        ("dflash_draft_window_size", 0, "greater than or equal to 1"),
+        ("dflash_draft_window_size", 1, "greater than or equal to 2"),
         ("dflash_draft_sink_size", -1, "greater than or equal to 0"),
         ("dflash_in_memory_cache_max_entries", 129, "less than or equal to 128"),
         ("dflash_in_memory_cache_max_entries", 0, "greater than or equal to 1"),

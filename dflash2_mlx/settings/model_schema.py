@@ -134,7 +134,7 @@ class ModelSettings(BaseModel):
         "last context tokens that the drafter sees; empty is the checkpoint's sliding window",
         "DFlash",
         reload=True,
-        ge=1,
+        ge=2,
         unit="tokens",
     )
     dflash_draft_sink_size: int = _whole(

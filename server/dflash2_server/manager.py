@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from dflash2_mlx.drafter.config import DrafterConfig, narrowed
 from dflash2_mlx.engine import ssd_cache
 from dflash2_mlx.errors import DFlashError, ModelNotFound, RequestError
 from dflash2_mlx.pairs import Progress
@@ -335,6 +336,9 @@ class Manager:
             raise RequestError(f"{name} does not fit {local.id}: {reasons}", param="dflash_draft_model")
         if {"dflash_block_size", "dflash_draft_model"} & set(changes):
             check_block_size(wanted, fit.block_size)
+        config = self._library.get(fit.id).drafter
+        if config is not None and {"dflash_draft_window_size", "dflash_draft_model"} & set(changes):
+            _check_window(config, wanted.dflash_draft_window_size)
 
     async def _load_quietly(self, name: str) -> None:
         """The entry has the reason where it fails."""
@@ -350,6 +354,13 @@ class Manager:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
+
+
+def _check_window(config: DrafterConfig, window: int | None) -> None:
+    try:
+        narrowed(config, window, 0)
+    except RequestError as error:
+        raise RequestError(str(error), param="dflash_draft_window_size") from None
 
 
 def _cache_part(settings: Any) -> list[Any]:

@@ -166,6 +166,8 @@ def test_a_long_prompt_is_decoded_plainly_for_that_request_only(run: Callable[..
         ({**DFLASH, "dflash_block_size": 9}, "dflash_block_size"),
         ({"dflash_enabled": True, "dflash_draft_model": "stranger"}, "dflash_draft_model"),
         ({"dflash_draft_quant_weight_bits": 3}, "dflash_draft_quant_weight_bits"),
+        ({**DFLASH, "dflash_draft_window_size": 10_000}, "dflash_draft_window_size"),
+        ({"dflash_draft_window_size": 1}, "dflash_draft_window_size"),
     ],
 )
 def test_what_is_wrong_is_refused_and_nothing_is_saved(
