@@ -29,6 +29,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "app": ("dflash2_app.app_command", "Open the model manager in a window, with the server behind it."),
     "service": ("dflash2_server.service_command", "Start the server at login (macOS)."),
     "config": ("dflash2_server.config_command", "Show and change the settings of models and of the server."),
+    "bench": ("dflash2_mlx.bench.bench_command", "Compare plain and speculative decoding by content and context."),
+    "tune": ("dflash2_mlx.bench.tune_command", "Measure what a verify costs by width, for automatic block sizes."),
+    "analyze": (
+        "dflash2_mlx.analyze.analyze_command",
+        "Tell recall, acceptance and what each part of a drafter brings.",
+    ),
+    "quantize": ("dflash2_quantize.quantize_command", "Write a quantised drafter, and tell what that costs."),
     "doctor": ("dflash2_mlx.chat.doctor", "Tell what is installed, the memory, and whether a pair fits."),
 }
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dflash2_mlx import cli, facts
-from dflash2_mlx.chat import doctor, machine
+from dflash2_mlx import cli, facts, machine
+from dflash2_mlx.chat import doctor
 from dflash2_mlx.drafter.config import parse_config
 from dflash2_mlx.drafter.quantization import parse_spec
 from dflash2_mlx.errors import CheckpointError, ModelNotFound

@@ -11,12 +11,14 @@ import pytest
 
 import dflash2_app
 import dflash2_mlx
+import dflash2_quantize
 import dflash2_server
 
 PACKAGE = Path(dflash2_mlx.__file__).parent
 SERVER = Path(dflash2_server.__file__).parent
 APP = Path(dflash2_app.__file__).parent
-SOURCES = sorted([*PACKAGE.rglob("*.py"), *SERVER.rglob("*.py"), *APP.rglob("*.py")])
+QUANTIZE = Path(dflash2_quantize.__file__).parent
+SOURCES = sorted(path for package in (PACKAGE, SERVER, APP, QUANTIZE) for path in package.rglob("*.py"))
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
@@ -64,6 +66,7 @@ def test_the_package_is_marked_as_typed() -> None:
     assert (PACKAGE / "py.typed").is_file()
     assert (SERVER / "py.typed").is_file()
     assert (APP / "py.typed").is_file()
+    assert (QUANTIZE / "py.typed").is_file()
 
 
 def test_the_public_api_is_documented() -> None:

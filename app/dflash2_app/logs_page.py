@@ -81,7 +81,7 @@ def line_of(entry: LogEntry) -> str:
 
 def machine_facts() -> dict[str, str]:
     """Versions, system and device, as `dflash2-mlx doctor` tells them."""
-    from dflash2_mlx.chat import machine
+    from dflash2_mlx import machine
 
     device = machine.device()
     named = " ".join(str(device[key]) for key in ("backend", "device_name", "architecture") if device.get(key))

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dflash2_mlx import facts
-from dflash2_mlx.chat import machine, options
+from dflash2_mlx import facts, machine
+from dflash2_mlx.chat import options
 from dflash2_mlx.errors import DFlashError, ModelNotFound
 
 if TYPE_CHECKING:

@@ -145,7 +145,7 @@ class Catalog:
 
     def _free_memory(self) -> int | None:
         """Of the machine, at most a second old: on some it takes a process to ask, and pages ask for every model."""
-        from dflash2_mlx.chat.machine import memory
+        from dflash2_mlx.machine import memory
 
         now = time.monotonic()
         if self._asked is None or now - self._asked[0] > _FREE_MEMORY_SECONDS:

@@ -1,0 +1,1 @@
+"""The figures of the method, for any pair: recall, acceptance, oracle, ablations, attention."""

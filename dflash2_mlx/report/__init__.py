@@ -1,0 +1,1 @@
+"""Tables and plots as data, and what is made of them: a page, a terminal, Markdown."""

@@ -1,0 +1,1 @@
+"""Quantise a drafter on disk, and measure what that costs in acceptance. It needs no web."""
