@@ -299,7 +299,7 @@ class NeverLoads:
 
 
 @pytest.mark.parametrize(
-    "flags", [["--verify-mode", "adaptive"], ["--temp", "-1"], ["--stop", ""], ["--max-tokens", "0"], ["--top-p", "2"]]
+    "flags", [["--verify-mode", "ddtree"], ["--temp", "-1"], ["--stop", ""], ["--max-tokens", "0"], ["--top-p", "2"]]
 )
 def test_wrong_values_are_refused_before_the_model_is_loaded(flags: list[str]) -> None:
     arguments = cli.command_parser("generate", generate_command).parse_args(["hello", *flags])

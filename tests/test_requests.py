@@ -81,7 +81,7 @@ RANGES: dict[str, tuple[list[Any], str]] = {
     "logprobs": ([-1, 21, 1.0, NAN, "5", True], "from 0 to 20"),
     "prefill_step_size": ([0, -1, 512.0, "2048", True, None], "from 1"),
     "block_size": ([0, -1, BLOCK + 1, 2.0, NAN, "5", True], f"from 1 to {BLOCK}"),
-    "verify_mode": (["", "on", "DFLASH", None, 1, ["dflash"]], "('dflash', 'off')"),
+    "verify_mode": (["", "on", "DFLASH", None, 1, ["dflash"]], "('adaptive', 'dflash', 'off')"),
     "stop": (["", [""], ["a", ""], list("abcde"), 5, [5], {"a": 1}, b"a", True], "up to 4"),
     "eos_token_ids": ([2, "2", ["2"], [2.0], [-1], [True], b"2"], "collection of token ids"),
     "ignore_eos": (["true", 1, None], "true or false"),
@@ -110,7 +110,7 @@ def test_a_wrong_value_is_named_with_the_remedy(pair: Pair, param: str, value: A
         assert RANGES[param][1] in message
 
 
-@pytest.mark.parametrize("mode", ["adaptive", "ddtree"])
+@pytest.mark.parametrize("mode", ["ddtree"])
 def test_a_planned_mode_is_refused_by_name(pair: Pair, mode: str) -> None:
     refused(pair, "verify_mode", repr(mode), "does not have yet", "'dflash'", verify_mode=mode)
 

@@ -44,6 +44,7 @@ class Launched:
     taps: list[mx.array]
     outcome: mx.array  # int32: accepted, usable, bonus, R drafts, R + 1 flags of finite rows
     logprobs: RowLogprobs | None
+    width: int
     parts: tuple[float, float] | None = None  # seconds of draft and verify, where they were timed
 
 
@@ -77,8 +78,8 @@ class Cycle:
     def __init__(self, target: Target, proposer: Proposer, state: DecodeState, request: Request, keys: Keys) -> None:
         self.target, self.proposer, self.state, self.request, self.keys = target, proposer, state, request, keys
 
-    def launch(self, anchor: int, *, timed: bool = False) -> Launched:
-        """Send a whole cycle after `anchor`, the last emitted token, to the device.
+    def launch(self, anchor: int, width: int, *, timed: bool = False) -> Launched:
+        """Send a whole cycle of `width` rows, two or more, after `anchor`, the last emitted token, to the device.
 
         Waits for nothing; where a constraint binds, for the drafts, while the target runs; where it is `timed`, for
         each part.
@@ -87,13 +88,13 @@ class Cycle:
         law = self.request.law
         keys = [] if law.deterministic else self.keys.take(3)
         first = mx.array([anchor])
-        proposal = self._propose(first, keys)
+        proposal = self._propose(first, width, keys)
         mx.async_eval(proposal.tokens)
         if timed:
             mx.eval(proposal.tokens)
         drafted = time.perf_counter()
         with self.state.changing():
-            transaction = self.target.begin(self.state.caches, self.request.block_size)
+            transaction = self.target.begin(self.state.caches, width)
             with transaction:
                 block = mx.concatenate([first, proposal.tokens.astype(mx.int32)])[None]
                 logits, taps = self.target.with_taps(block, self.state.caches)
@@ -103,21 +104,19 @@ class Cycle:
             if timed:
                 mx.eval(outcome)
         parts = (drafted - begin, time.perf_counter() - drafted) if timed else None
-        return Launched(transaction, taps, outcome, logprobs, parts)
+        return Launched(transaction, taps, outcome, logprobs, width, parts)
 
-    def _propose(self, anchor: mx.array, keys: list[mx.array]) -> Proposal:
+    def _propose(self, anchor: mx.array, width: int, keys: list[mx.array]) -> Proposal:
         context = self.state.context
         assert context is not None, "speculation needs a drafter's context"
         law = self.request.law
         if law.deterministic:
-            return self.proposer.propose(self.target, context, anchor, self.request.block_size)
-        return self.proposer.propose(
-            self.target, context, anchor, self.request.block_size, temperature=law.temperature, key=keys[0]
-        )
+            return self.proposer.propose(self.target, context, anchor, width)
+        return self.proposer.propose(self.target, context, anchor, width, temperature=law.temperature, key=keys[0])
 
     def _allowed(self, logits: mx.array, drafts: mx.array) -> mx.array | None:
         constraint = self.request.constraint
-        if constraint is None or constraint.free(self.request.block_size):
+        if constraint is None or constraint.free(drafts.shape[0] + 1):
             return None
         mx.async_eval(logits)
         tokens: list[int] = drafts.tolist()  # type: ignore[assignment]
@@ -150,7 +149,7 @@ class Cycle:
 
     def collect(self, launched: Launched) -> Outcome:
         """Wait for a launched cycle: the one host sync."""
-        drafted = self.request.block_size - 1
+        drafted = launched.width - 1
         values: list[int] = launched.outcome.tolist()  # type: ignore[assignment]
         accepted, usable, bonus = values[:3]
         drafts, finite = values[3 : 3 + drafted], values[3 + drafted :]

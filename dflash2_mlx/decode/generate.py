@@ -10,6 +10,7 @@ import mlx.core as mx
 
 from ..errors import DecodeError
 from ..target.adapter import Target
+from .chooser import FixedWidth, Lap, WidthChooser
 from .cycle import Cycle, Keys, Launched, Outcome, Proposer, not_finite
 from .logprobs import TokenLogprobs
 from .plain import PlainDecoder
@@ -37,11 +38,17 @@ class TokenStep:
 
 
 def generate_tokens(
-    target: Target, proposer: Proposer | None, request: Request, state: DecodeState, stats: Stats
+    target: Target,
+    proposer: Proposer | None,
+    request: Request,
+    state: DecodeState,
+    stats: Stats,
+    chooser: WidthChooser | None = None,
 ) -> Generator[TokenStep]:
     """Run one request. `state` is left at the emitted tokens whenever the iterator ends or is closed, in any thread.
 
-    Raises DecodeError when a row of the target is not finite; the tokens before it have been given.
+    `chooser` tells the width of each cycle; without one it is the request's block size. Raises DecodeError when a row
+    of the target is not finite; the tokens before it have been given.
     """
     claim = state.claim()
     stats.start_prompt()
@@ -55,25 +62,58 @@ def generate_tokens(
         stats.start_generation()
         yield TokenStep([], 0, "cancelled", None, stats)
         return
-    run = _Run(target, request, state, stats, claim)
-    first = run.first()
-    if proposer is None or request.block_size == 1:
-        yield from run.plain(first)
-    else:
-        yield from run.speculative(first, proposer)
+    run = _Run(target, proposer, request, state, stats, claim, chooser)
+    try:
+        yield from run.steps()
+    finally:
+        run.chooser.end()
 
 
 class _Run:
-    """One request after its prefill."""
+    """One request after its prefill.
 
-    def __init__(self, target: Target, request: Request, state: DecodeState, stats: Stats, claim: int) -> None:
+    Between its stretches of plain steps and of cycles, the caches hold every emitted token but the last one.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        proposer: Proposer | None,
+        request: Request,
+        state: DecodeState,
+        stats: Stats,
+        claim: int,
+        chooser: WidthChooser | None,
+    ) -> None:
         self.claim = claim
-        self.request, self.state, self.stats, self.target = request, state, stats, target
-        self.keys = Keys(request.seed)
-        self.decoder = PlainDecoder(target, state, request, self.keys)
+        self.request, self.state, self.stats = request, state, stats
+        self.chooser = chooser if chooser is not None and proposer is not None else FixedWidth(request.block_size)
+        self.decoder = PlainDecoder(target, state, request, keys := Keys(request.seed))
+        self.cycle = None if proposer is None else Cycle(target, proposer, state, request, keys)
         self.left = request.max_tokens
+        self.lap = Lap()
+        self.width = 1  # of what comes next
 
-    def first(self) -> TokenStep:
+    def steps(self) -> Iterator[TokenStep]:
+        """Stretches of plain steps and of cycles in turn; each gives its last step unsent, for the next to send."""
+        step = self._first()
+        if step.finish_reason is None:
+            self._choose()
+        while step.finish_reason is None:
+            if self.cycle is None or self.width == 1:
+                step = yield from self._plain(step)
+            else:
+                step = yield from self._speculative(step, self.cycle)
+            self.lap.restart()
+        yield step
+
+    def _choose(self) -> int:
+        """The width of what comes next."""
+        self.width = 1 if self.cycle is None else self.chooser.choose(len(self.state.tokens) + 1)
+        self.stats.count_width(self.width, self.chooser.reason)
+        return self.width
+
+    def _first(self) -> TokenStep:
         """Feed the last prompt token and read the first answer token."""
         last = self.request.prompt[-1]
         with self.state.changing():
@@ -84,60 +124,65 @@ class _Run:
         self.stats.start_generation()
         return self._emit([token], 0, logprobs)
 
-    def plain(self, step: TokenStep) -> Iterator[TokenStep]:
-        """Single steps; at each yield the caches hold every emitted token but a last one that ended it."""
-        if step.finish_reason:
-            yield step
-            return
+    def _plain(self, step: TokenStep) -> Generator[TokenStep, None, TokenStep]:
+        """Single steps while the chooser says so; each is launched before the token of the one before is read."""
+        anchor = step.tokens[-1]
         with self.state.changing():
-            launched = self.decoder.launch(mx.array(step.tokens))
-            self.state.tokens += step.tokens
+            launched = self.decoder.launch(mx.array([anchor]))
+            self.state.tokens.append(anchor)
         while True:
-            yield step
-            self.state.check_claim(self.claim)
+            yield from self._send(step)
             if self.request.cancelled():
-                yield self._cancelled()
-                return
+                return self._cancelled()
+            depth = len(self.state.tokens)
+            goes_on = self.left > 1 and self._choose() == 1
             with self.state.changing():
-                following = self.decoder.launch(launched.token, unread=True) if self.left > 1 else None
+                following = self.decoder.launch(launched.token, unread=True) if goes_on else None
                 token, logprobs = self.decoder.read(launched)
                 if following is not None:
                     self.state.tokens.append(token)
             step = self._emit([token], 0, logprobs)
+            self.chooser.cycle_done(1, 0, depth, self.lap.end())
             if step.finish_reason or following is None:
-                yield step
-                return
+                return step
             launched = following
 
-    def speculative(self, step: TokenStep, proposer: Proposer) -> Iterator[TokenStep]:
-        """Cycles; each is launched before the tokens of the one before are handed out."""
-        cycle = Cycle(self.target, proposer, self.state, self.request, self.keys)
+    def _speculative(self, step: TokenStep, cycle: Cycle) -> Generator[TokenStep, None, TokenStep]:
+        """Cycles while the chooser says so; each is launched before the tokens of the one before are handed out."""
         pending: Launched | None = None
         try:
-            while step.finish_reason is None:
-                anchor = step.tokens[-1]
-                pending = cycle.launch(anchor, timed=self.stats.next_is_timed)
+            while step.finish_reason is None and self.width > 1:
+                anchor, depth, timed = step.tokens[-1], len(self.state.tokens), self.stats.next_is_timed
+                pending = cycle.launch(anchor, self.width, timed=timed)
                 self.state.pending = pending.transaction
-                yield step
-                self.state.check_claim(self.claim)
+                yield from self._send(step)
                 if self.request.cancelled():
-                    break
+                    return self._cancelled()
                 outcome = cycle.collect(pending)
                 step = self._settle(cycle, pending, anchor, outcome)
                 self.state.pending = pending = None
+                self.chooser.cycle_done(self.width, outcome.accepted, depth, self.lap.end(counts=not timed))
                 if outcome.failed and step.finish_reason is None:
                     yield step
                     raise DecodeError(not_finite(len(self.state.tokens)))
+                if step.finish_reason is None:
+                    self._choose()
         finally:
             if pending is not None:
                 pending.transaction.abort()  # does nothing where another request has aborted it
-        yield step if step.finish_reason else self._cancelled()
+        return step
+
+    def _send(self, step: TokenStep) -> Iterator[TokenStep]:
+        """Hand a step out; raises RequestError where the state has gone on without this request meanwhile."""
+        self.lap.leave()
+        yield step
+        self.lap.come_back()
+        self.state.check_claim(self.claim)
 
     def _settle(self, cycle: Cycle, launched: Launched, anchor: int, outcome: Outcome) -> TokenStep:
         """Count, cut and commit what a cycle gave."""
         step = self._emit(outcome.tokens, outcome.accepted, outcome.logprobs)
-        proposed = self.request.block_size - 1
-        self.stats.count_cycle(outcome.accepted, proposed, emitted=len(step.tokens), dropped=outcome.dropped)
+        self.stats.count_cycle(outcome.accepted, launched.width - 1, emitted=len(step.tokens), dropped=outcome.dropped)
         begin = time.perf_counter()
         cycle.commit(launched, anchor, step.tokens)
         if launched.parts is not None:

@@ -14,8 +14,8 @@ from .laws import SamplingLaw, sampling_law
 if TYPE_CHECKING:
     from .state import DecodeState
 
-VERIFY_MODES = ("dflash", "off")
-_PLANNED_MODES = ("adaptive", "ddtree")
+VERIFY_MODES = ("adaptive", "dflash", "off")
+_PLANNED_MODES = ("ddtree",)
 _MOST_ALTERNATIVES = 20
 
 Progress = Callable[[int, int], None]
@@ -25,10 +25,12 @@ Progress = Callable[[int, int], None]
 class Request:
     """What `decode.generate` runs; build it with `make_request`.
 
-    `block_size` counts the anchor, 1 is plain decoding. `logprobs` is the number of alternatives to report next to
-    each token's own log-probability, None for neither. `cut` may look at new tokens and keep only so many.
-    `constraint` says which tokens may stand. Prefill stops at the positions `borders` and calls `at_border`; with
-    `turns` it gives an empty step after each chunk, so that whoever runs it may do something else meanwhile.
+    `block_size` counts the anchor, 1 is plain decoding; it is the most where the width is chosen by measurement: in
+    verify mode adaptive for each cycle, in mode dflash, when it was left open (`automatic`), once. `logprobs` is the
+    number of alternatives to report next to each token's own log-probability, None for neither. `cut` may look at new
+    tokens and keep only so many. `constraint` says which tokens may stand. Prefill stops at the positions `borders`
+    and calls `at_border`; with `turns` it gives an empty step after each chunk, so that whoever runs it may do
+    something else meanwhile.
     """
 
     prompt: tuple[int, ...]
@@ -37,6 +39,8 @@ class Request:
     block_size: int
     verify_mode: str
     seed: int
+    automatic: bool = False
+    seeded: bool = False  # the seed was given: what was drawn is to be drawn again
     logprobs: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
     prefill_step_size: int = 2048
@@ -47,6 +51,13 @@ class Request:
     borders: frozenset[int] = frozenset()
     at_border: Callable[[DecodeState], None] = field(default=lambda state: None)
     turns: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What acceptance is averaged by."""
+        if self.constraint is not None:
+            return "constrained"
+        return "greedy" if self.law.deterministic else "sampled"
 
 
 def make_request(
@@ -87,6 +98,8 @@ def make_request(
         max_tokens=_whole("max_tokens", max_tokens, 1, 1 << 31),
         block_size=1 if verify_mode == "off" else block,
         verify_mode=verify_mode,
+        automatic=block_size is None,
+        seeded=seed is not None,
         seed=int.from_bytes(os.urandom(7)) if seed is None else _whole("seed", seed, 0, (1 << 64) - 1),
         logprobs=None if logprobs is None else _whole("logprobs", logprobs, 0, min(_MOST_ALTERNATIVES, vocab_size)),
         eos_token_ids=end_tokens(eos_token_ids),

@@ -23,6 +23,7 @@ TIMED_EVERY = 32
 class Stats:
     """Figures of one request. `accepted_by_position[i]` of `proposed_by_position[i]` drafts at position i stood.
 
+    `block_size` is the width of the latest cycle, `cycles_by_width[w - 1]` counts those of width w (1: plain steps).
     `timed_seconds` are those of draft, verify and commit, summed over the `timed_cycles` that were timed by part.
     """
 
@@ -38,6 +39,8 @@ class Stats:
     cycle_tokens: int = 0
     accepted_tokens: int = 0
     dropped_blocks: int = 0
+    cycles_by_width: list[int] = field(default_factory=list)
+    width_reason: str | None = None  # of the latest choice
     accepted_by_position: list[int] = field(default_factory=list)
     proposed_by_position: list[int] = field(default_factory=list)
     prompt_seconds: float = 0.0
@@ -58,6 +61,12 @@ class Stats:
     def count_tokens(self, count: int) -> None:
         self.generation_tokens += count
         self.generation_seconds = time.perf_counter() - self._since
+
+    def count_width(self, width: int, reason: str | None) -> None:
+        """A cycle of `width` rows, or a plain step (1), has been chosen."""
+        self.cycles_by_width += [0] * (width - len(self.cycles_by_width))
+        self.cycles_by_width[width - 1] += 1
+        self.block_size, self.width_reason = width, reason
 
     def count_cycle(self, accepted: int, proposed: int, *, emitted: int, dropped: bool) -> None:
         """One cycle in which `accepted` of `proposed` drafts stood and `emitted` tokens were left after any cut.
@@ -124,6 +133,8 @@ class Stats:
             "peak_memory_gb": round(mx.get_peak_memory() / 1e9, 3),
             "block_size": self.block_size,
             "verify_mode": self.verify_mode,
+            "width_reason": self.width_reason,
+            "cycles_by_width": {width: count for width, count in enumerate(self.cycles_by_width, 1) if count},
             "draft_quant": self.draft_quant,
             "engine": self.engine,
             "fallback_reason": self.fallback_reason,

@@ -1,0 +1,109 @@
+"""What a cycle costs on this machine, by width and by context depth. Width 1 is a step of plain decoding."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+
+# Context depths share a cell up to here, then from each power of two to the next.
+_FIRST = 512
+# The latest samples of a cell, of which the median counts: an interrupted cycle does not.
+_KEPT = 9
+# How fast the common factor of all cells follows (heat, other programs), in logarithms; by so much at most a sample
+# pulls at it.
+_DRIFT_RATE, _PULL = 0.05, 0.3
+
+
+def depth_floor(depth: int) -> int:
+    """The lower edge of the range that a context depth falls into."""
+    return 0 if depth < _FIRST else 1 << (depth.bit_length() - 1)
+
+
+class CostTable:
+    """Medians of measured seconds. What was not measured is told from its neighbours in width, then in depth.
+
+    A machine that gets slower as a whole changes every cell: samples are kept relative to a common factor, so that the
+    width that runs is not judged by the hot machine, and the others by the cool one.
+    """
+
+    def __init__(self, widest: int) -> None:
+        self.widest = widest
+        self._cells: dict[int, dict[int, deque[float]]] = {}  # depth, width: logarithms
+        self._drift = 0.0
+
+    def observe(self, width: int, depth: int, seconds: float) -> None:
+        """One cycle of that width that began at that many tokens of context."""
+        if seconds <= 0:
+            return
+        cell = self._cells.setdefault(depth_floor(depth), {}).setdefault(width, deque(maxlen=_KEPT))
+        sample = math.log(seconds)
+        if cell:
+            off = sample - self._drift - median(cell)
+            self._drift += _DRIFT_RATE * max(-_PULL, min(_PULL, off))
+        cell.append(sample - self._drift)
+
+    def samples(self, width: int, depth: int) -> int:
+        """How many samples that cell stands on."""
+        return len(self._cells.get(depth_floor(depth), {}).get(width, ()))
+
+    def seconds(self, width: int, depth: int) -> float | None:
+        """Measured or told from neighbours; None where too little is known."""
+        here = depth_floor(depth)
+        for there in sorted(self._cells, key=lambda floor: abs(_level(floor) - _level(here))):
+            known = {width: median(cell) for width, cell in self._cells[there].items()}
+            found = _between(known, width)
+            if found is not None:
+                shift = 0.0 if there == here else self._shift(there, here)
+                return math.exp(found + shift + self._drift)
+        return None
+
+    def set(self, width: int, depth: int, seconds: float, weight: int = _KEPT) -> None:
+        """Replace a cell by a measured median that counts as so many samples."""
+        cell = deque([math.log(seconds) - self._drift] * weight, maxlen=_KEPT)
+        self._cells.setdefault(depth_floor(depth), {})[width] = cell
+
+    def measured(self) -> dict[int, dict[int, float]]:
+        """Seconds by depth and width, measured ones only."""
+        return {
+            floor: {width: math.exp(median(cell) + self._drift) for width, cell in sorted(cells.items())}
+            for floor, cells in sorted(self._cells.items())
+        }
+
+    def load(self, measured: Mapping[int, Mapping[int, float]]) -> None:
+        """Take over what `measured` gave, as a few samples a cell: what runs now soon counts for more.
+
+        Raises ValueError for what is no such table.
+        """
+        for floor, cells in measured.items():
+            for width, seconds in cells.items():
+                if not (1 <= width <= self.widest and depth_floor(floor) == floor and 0 < seconds < 3600):
+                    raise ValueError(f"no cost of a cycle: width {width} at depth {floor} with {seconds} s")
+                self.set(width, floor, seconds, weight=3)
+
+    def _shift(self, there: int, here: int) -> float:
+        """How much dearer, in logarithms, depth `here` is, by the widths that were measured at both."""
+        ours, theirs = self._cells.get(here, {}), self._cells[there]
+        both = [median(ours[width]) - median(theirs[width]) for width in ours.keys() & theirs.keys()]
+        return median(both) if both else 0.0
+
+
+def _level(floor: int) -> int:
+    return floor.bit_length()
+
+
+def _between(known: Mapping[int, float], width: int) -> float | None:
+    """The logarithm for a width from those of others: a plain step tells nothing of blocks, nor they of it."""
+    if width in known or width == 1:
+        return known.get(width)
+    blocks = sorted(other for other in known if other > 1)
+    if not blocks:
+        return None
+    below = max((other for other in blocks if other < width), default=None)
+    above = min((other for other in blocks if other > width), default=None)
+    if below is None or above is None:
+        near = blocks[0] if below is None else blocks[-1]
+        return known[near]
+    share = (width - below) / (above - below)
+    return math.log((1 - share) * math.exp(known[below]) + share * math.exp(known[above]))
