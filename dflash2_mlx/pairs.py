@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 from . import _blas, hub
+from .decode.chooser import WidthChooser
+from .decode.request import Request
 from .decode.state import DecodeState
 from .decode.stats import Stats
+from .decode.width import HeldWidth, WidthController
+from .decode.width_store import WidthStore, made_for
 from .drafter.config import DrafterConfig, is_drafter, read_config
 from .drafter.load import load_drafter
 from .drafter.propose import Drafter
@@ -113,6 +117,8 @@ class Pair:
     config: dict[str, Any] = field(default_factory=dict)
     # Stands for the checkpoints, for what is kept on disk; None: not loaded from folders.
     identity: str | None = None
+    # What was measured of it, and what chooses automatic block sizes; None without a drafter.
+    widths: WidthController | None = None
 
     def __post_init__(self) -> None:
         if self.drafter is None:
@@ -122,6 +128,8 @@ class Pair:
             raise PairError(f"drafter and target do not fit: {'; '.join(reasons)}")
         # A Target of its own: other pairs may share the model, with other taps.
         self.target = self.target.tapped(self.drafter.config.target_layer_ids)
+        if self.widths is None:
+            self.widths = WidthController(self.block_size)
 
     @property
     def facts(self) -> TargetFacts:
@@ -146,6 +154,24 @@ class Pair:
     def new_state(self) -> DecodeState:
         """Empty caches for one conversation."""
         return DecodeState(self.target, self.drafter)
+
+    def chooser(self, request: Request) -> WidthChooser | None:
+        """What chooses the width of each cycle of a request; None without a drafter."""
+        widths = self.widths
+        if widths is None or self.drafter is None:
+            return None
+        most, kind = request.block_size, request.kind
+        if most == 1:
+            return HeldWidth(widths, kind, 1, "plain decoding, as asked for")
+        if not request.automatic and request.verify_mode == "dflash":
+            return HeldWidth(widths, kind, most, f"block {most}, as asked for")
+        if request.seeded and not request.law.deterministic:
+            reason = f"block {most} throughout: a seed was given, and other widths would draw other tokens"
+            return HeldWidth(widths, kind, most, reason)
+        if request.verify_mode == "dflash":
+            best, reason = widths.best_block(kind, most, len(request.prompt))
+            return HeldWidth(widths, kind, best, reason)
+        return widths.for_request(kind, most)
 
     def new_stats(self, block_size: int, verify_mode: str) -> Stats:
         """Statistics of a request that runs with `block_size`; block size 1 is the plain engine whatever is loaded."""
@@ -241,7 +267,16 @@ def _with_drafter(pair: Pair, name: str, options: dict[str, Any], report: Progre
     identity = checkpoint_identity(folder, pair.identity, unpack, options)
     loaded = replace(pair, drafter=drafter, drafter_name=name, identity=identity)
     report("drafter", 1.0)
+    _recall(loaded)
     return loaded
+
+
+def _recall(pair: Pair) -> None:
+    """Take up what was measured of the pair on this machine before, and keep what will be."""
+    if pair.widths is not None and pair.drafter is not None and pair.identity is not None:
+        store = WidthStore(made_for(pair.identity, pair.drafter.quantization))
+        store.restore(pair.widths)
+        pair.widths.store = store
 
 
 def packed_is_slow() -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import random
+import tempfile
 
 import numpy as np
 import pytest
@@ -11,6 +12,9 @@ import pytest
 os.environ["DFLASH2_BLAS"] = "bundled"
 # No test may download: a code path that tries fails at once instead of waiting for a network.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# What tests measure of pairs is none of the user's.
+_measured = tempfile.TemporaryDirectory(prefix="dflash2-measured-")
+os.environ["DFLASH2_MEASURED"] = _measured.name
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ _UNSEEN = 0.6
 # A request's offset, in logits: how far requests are expected to lie from their kind (its standard deviation), and the
 # cycles after which what it did has faded to a third. Chosen likewise: content changes within an answer.
 _SPREAD = 1.0
-_FADES = 40.0
+_FADES, _FADES_UNSEEN = 40.0, 160.0
 
 
 class Profile:
@@ -77,6 +77,11 @@ class Offset:
         slope = sum((i < accepted) - p for i, p in enumerate(expected)) - self._value / _SPREAD**2 / _FADES
         self._value += slope / (self._seen + 1.0 / _SPREAD**2)
         self._value = max(-4.0, min(4.0, self._value))
+
+    def rest(self) -> None:
+        """A plain step: nothing is seen of drafts, and the text moves on from what was."""
+        keep = 1.0 - 1.0 / _FADES_UNSEEN
+        self._value, self._seen = keep * self._value, keep * self._seen
 
     def applied(self, profile: Sequence[float]) -> list[float]:
         """The rates of this request."""

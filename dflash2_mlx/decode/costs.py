@@ -30,45 +30,64 @@ class CostTable:
 
     def __init__(self, widest: int) -> None:
         self.widest = widest
-        self._cells: dict[int, dict[int, deque[float]]] = {}  # depth, width: logarithms
+        self._samples: dict[int, dict[int, deque[float]]] = {}  # depth, width: logarithms
+        self._medians: dict[int, dict[int, float]] = {}
         self._drift = 0.0
 
     def observe(self, width: int, depth: int, seconds: float) -> None:
         """One cycle of that width that began at that many tokens of context."""
         if seconds <= 0:
             return
-        cell = self._cells.setdefault(depth_floor(depth), {}).setdefault(width, deque(maxlen=_KEPT))
-        sample = math.log(seconds)
-        if cell:
-            off = sample - self._drift - median(cell)
-            self._drift += _DRIFT_RATE * max(-_PULL, min(_PULL, off))
+        floor, sample = depth_floor(depth), math.log(seconds)
+        usual = self._medians.get(floor, {}).get(width)
+        if usual is not None:
+            self._drift += _DRIFT_RATE * max(-_PULL, min(_PULL, sample - self._drift - usual))
+        cell = self._samples.setdefault(floor, {}).setdefault(width, deque(maxlen=_KEPT))
         cell.append(sample - self._drift)
+        self._medians.setdefault(floor, {})[width] = median(cell)
 
     def samples(self, width: int, depth: int) -> int:
         """How many samples that cell stands on."""
-        return len(self._cells.get(depth_floor(depth), {}).get(width, ()))
+        return len(self._samples.get(depth_floor(depth), {}).get(width, ()))
+
+    def anywhere(self, width: int) -> bool:
+        """Whether that width was measured at any depth."""
+        return any(width in cells for cells in self._medians.values())
+
+    def at_least(self, width: int, depth: int) -> float | None:
+        """A bound from below for a width that was not measured: a narrower one is no dearer."""
+        narrower = [other for other in range(1, width) if self.anywhere(other)]
+        return self.seconds(narrower[-1], depth) if narrower else None
 
     def seconds(self, width: int, depth: int) -> float | None:
         """Measured or told from neighbours; None where too little is known."""
+        return self.row(depth)[width - 1]
+
+    def row(self, depth: int) -> list[float | None]:
+        """The seconds of every width at a depth, from width 1 on."""
         here = depth_floor(depth)
-        for there in sorted(self._cells, key=lambda floor: abs(_level(floor) - _level(here))):
-            known = {width: median(cell) for width, cell in self._cells[there].items()}
-            found = _between(known, width)
-            if found is not None:
-                shift = 0.0 if there == here else self._shift(there, here)
-                return math.exp(found + shift + self._drift)
-        return None
+        found: list[float | None] = [None] * self.widest
+        for there in sorted(self._medians, key=lambda floor: abs(floor.bit_length() - here.bit_length())):
+            shift = self._drift + (0.0 if there == here else self._shift(there, here))
+            for i, known in enumerate(found):
+                told = _between(self._medians[there], i + 1) if known is None else None
+                if told is not None:
+                    found[i] = math.exp(told + shift)
+            if None not in found:
+                break
+        return found
 
     def set(self, width: int, depth: int, seconds: float, weight: int = _KEPT) -> None:
         """Replace a cell by a measured median that counts as so many samples."""
-        cell = deque([math.log(seconds) - self._drift] * weight, maxlen=_KEPT)
-        self._cells.setdefault(depth_floor(depth), {})[width] = cell
+        floor, sample = depth_floor(depth), math.log(seconds) - self._drift
+        self._samples.setdefault(floor, {})[width] = deque([sample] * weight, maxlen=_KEPT)
+        self._medians.setdefault(floor, {})[width] = sample
 
     def measured(self) -> dict[int, dict[int, float]]:
         """Seconds by depth and width, measured ones only."""
         return {
-            floor: {width: math.exp(median(cell) + self._drift) for width, cell in sorted(cells.items())}
-            for floor, cells in sorted(self._cells.items())
+            floor: {width: math.exp(value + self._drift) for width, value in sorted(cells.items())}
+            for floor, cells in sorted(self._medians.items())
         }
 
     def load(self, measured: Mapping[int, Mapping[int, float]]) -> None:
@@ -84,26 +103,19 @@ class CostTable:
 
     def _shift(self, there: int, here: int) -> float:
         """How much dearer, in logarithms, depth `here` is, by the widths that were measured at both."""
-        ours, theirs = self._cells.get(here, {}), self._cells[there]
-        both = [median(ours[width]) - median(theirs[width]) for width in ours.keys() & theirs.keys()]
+        ours, theirs = self._medians.get(here, {}), self._medians[there]
+        both = [ours[width] - theirs[width] for width in ours.keys() & theirs.keys()]
         return median(both) if both else 0.0
-
-
-def _level(floor: int) -> int:
-    return floor.bit_length()
 
 
 def _between(known: Mapping[int, float], width: int) -> float | None:
     """The logarithm for a width from those of others: a plain step tells nothing of blocks, nor they of it."""
     if width in known or width == 1:
         return known.get(width)
-    blocks = sorted(other for other in known if other > 1)
-    if not blocks:
-        return None
-    below = max((other for other in blocks if other < width), default=None)
-    above = min((other for other in blocks if other > width), default=None)
+    below = max((other for other in known if 1 < other < width), default=None)
+    above = min((other for other in known if other > width), default=None)
     if below is None or above is None:
-        near = blocks[0] if below is None else blocks[-1]
-        return known[near]
+        near = above if below is None else below
+        return None if near is None else known[near]
     share = (width - below) / (above - below)
     return math.log((1 - share) * math.exp(known[below]) + share * math.exp(known[above]))

@@ -121,7 +121,8 @@ class Job:
             cancelled=self.cancelled.is_set,
             turns=True,
         )
-        return generate_tokens(self.pair.target, self.pair.drafter, request, self.state, self.stats)
+        chooser = self.pair.chooser(request)
+        return generate_tokens(self.pair.target, self.pair.drafter, request, self.state, self.stats, chooser)
 
     def _keep(self, cache: PrefixCache) -> None:
         """The whole of it, a cancelled prefill too."""

@@ -110,7 +110,8 @@ def _end_tokens(pair: Pair, given: Any, ignore: Any) -> frozenset[int]:
 
 def _steps(pair: Pair, run: TextRun, state: DecodeState) -> Iterator[GenerationStep]:
     stats = pair.new_stats(run.request.block_size, run.request.verify_mode)
-    for step in generate_tokens(pair.target, pair.drafter, run.request, state, stats):
+    chooser = pair.chooser(run.request)
+    for step in generate_tokens(pair.target, pair.drafter, run.request, state, stats, chooser):
         yield run.step(step)
 
 

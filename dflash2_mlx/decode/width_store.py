@@ -1,0 +1,110 @@
+"""What was measured of a pair on this machine, kept on disk: costs by width and depth, acceptance, exactness.
+
+One small file for each chip, pair, quantisation and set of library versions: another of these is another file, so that
+nothing is believed that was measured on something else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from ..errors import DFlashError
+from .width import WidthController
+
+FOLDER_VARIABLE = "DFLASH2_MEASURED"
+_VERSION = 1
+# Seconds between two writes while requests come and go, and cycles before the first is worth one.
+_EVERY, _WORTH = 60.0, 32
+
+log = logging.getLogger(__name__)
+
+
+def folder() -> Path:
+    """Where the files are; the environment variable DFLASH2_MEASURED overrides it."""
+    chosen = os.environ.get(FOLDER_VARIABLE)
+    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("dflash2-mlx")) / "measured"
+
+
+def made_for(identity: str, quantization: str) -> dict[str, str]:
+    """What the measurements of a pair hold for: this chip and these versions."""
+    from .. import machine
+
+    device = machine.device()
+    versions = machine.versions()
+    return {
+        "backend": str(device["backend"]),
+        "chip": str(device.get("device_name", "unknown")),
+        "blas": machine.blas(),
+        "pair": identity,
+        "draft_quant": quantization,
+        **{name: versions[name] for name in ("dflash2-mlx", "mlx", "mlx-lm")},
+    }
+
+
+class WidthStore:
+    """The file of one pair. What is in it and cannot be used is told once and left out."""
+
+    def __init__(self, facts: Mapping[str, str]) -> None:
+        self.facts = dict(facts)
+        name = hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()[:24]
+        self.path = folder() / f"{name}.json"
+        self.exactness: dict[str, Any] | None = None
+        self._tuned: str | None = None
+        self._saved: float | None = None
+        self._saved_cycles = 0
+        self._lock = threading.Lock()
+
+    def restore(self, controller: WidthController) -> None:
+        """Give the controller what was kept."""
+        try:
+            tree = json.loads(self.path.read_text(encoding="utf-8"))
+            if tree.get("version") != _VERSION or tree.get("made_for") != self.facts:
+                return
+            costs = {int(d): {int(w): float(s) for w, s in cells.items()} for d, cells in tree["costs"].items()}
+            controller.restore(costs, tree["acceptance"], tree["source"])
+            self.exactness = tree["exactness"]
+            self._tuned = tree["tuned"]
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s is left out, it will be measured anew: %s", self.path, error)
+
+    def ended(self, controller: WidthController) -> None:
+        """A request has ended: write now and then."""
+        cycles = controller.cycles
+        fresh = self._saved is None and cycles >= _WORTH
+        due = self._saved is not None and time.monotonic() - self._saved >= _EVERY and cycles > self._saved_cycles
+        if fresh or due:
+            self.save(controller)
+
+    def save(self, controller: WidthController, *, tuned: str | None = None) -> None:
+        """Write all of it; `tuned` is the date where the costs were measured on purpose. What fails is told."""
+        from ..settings import files
+
+        with self._lock:
+            self._tuned = tuned or self._tuned
+            self._saved, self._saved_cycles = time.monotonic(), controller.cycles
+            costs, acceptance, source = controller.kept()
+            tree = {
+                "version": _VERSION,
+                "made_for": self.facts,
+                "tuned": self._tuned,
+                "source": source,
+                "costs": {str(d): {str(w): s for w, s in cells.items()} for d, cells in costs.items()},
+                "acceptance": acceptance,
+                "exactness": self.exactness,
+            }
+            try:
+                files.write(self.path, tree)
+            except DFlashError as error:
+                log.warning("what was measured is not kept: %s", error)
