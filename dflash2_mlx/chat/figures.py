@@ -27,7 +27,7 @@ def stats_lines(stats: Mapping[str, Any]) -> list[str]:
     """All figures of an answer, one a line, then a bar for each drafted position."""
     prompt = f"{stats['prompt_tokens']} tokens, {stats['cached_tokens']} of them kept in the caches"
     quant = "not quantised" if stats["draft_quant"] == "off" else f"at {stats['draft_quant']}"
-    block = f"block size {stats['block_size']}, drafter {quant}"
+    block = f"{_widths(stats)}, drafter {quant}"
     lines = [
         f"prompt      {prompt}, {stats['prompt_tps']:.1f}/s",
         f"answer      {_answer(stats)}, {stats['cycles']} cycles",
@@ -35,6 +35,8 @@ def stats_lines(stats: Mapping[str, Any]) -> list[str]:
         f"engine      {_engine(stats)}, {block}",
         f"memory      {stats['peak_memory_gb']:.2f} GB at the most",
     ]
+    if stats.get("width_reason"):
+        lines.insert(-1, f"block size  {stats['width_reason']}")
     if stats["alarm"]:
         lines.append(f"warning     {stats['alarm']}")
     return lines + acceptance_bars(stats["acceptance_by_position"])
@@ -48,6 +50,15 @@ def acceptance_bars(shares: Sequence[float]) -> list[str]:
         "acceptance by position",
         *(f"{n:>4} {_bar(share)} {share:4.0%}" for n, share in enumerate(shares, 1)),
     ]
+
+
+def _widths(stats: Mapping[str, Any]) -> str:
+    """The block size, or how often each one ran."""
+    counts = stats.get("cycles_by_width") or {}
+    if len(counts) < 2:
+        return f"block size {stats['block_size']}"
+    often = sorted(counts.items(), key=lambda item: -item[1])
+    return "block sizes " + ", ".join(f"{width} ({count} times)" for width, count in often)
 
 
 def _bar(share: float) -> str:

@@ -95,8 +95,15 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="end the answer before this text; may be given up to four times",
     )
-    group.add_argument("--block-size", type=int, metavar="N", help="rows of a block, anchor included; 1 is plain")
-    group.add_argument("--verify-mode", metavar="MODE", help="dflash, or off for plain decoding")
+    group.add_argument(
+        "--block-size", type=int, metavar="N", help="rows of a block, anchor included; 1 is plain (default: measured)"
+    )
+    group.add_argument(
+        "--verify-mode",
+        metavar="MODE",
+        help="adaptive: block sizes follow what is measured, down to plain decoding; dflash: one size; off: plain "
+        "(default: adaptive, and dflash with --block-size)",
+    )
     group.add_argument("--prefill-step-size", type=int, metavar="N", help="prompt tokens of one prefill chunk")
 
 
@@ -137,9 +144,10 @@ def given_parameters(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def with_defaults(given: Mapping[str, Any], checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """What is passed on: the checkpoint's defaults, overridden by what was given."""
+    """What is passed on: the checkpoint's defaults, overridden by what was given; block sizes by measurement."""
     known = {name: checkpoint[name] for name in CHECKPOINT_DEFAULTS if checkpoint.get(name) is not None}
-    return {**known, **given}
+    mode = {} if given.get("block_size") is not None else {"verify_mode": "adaptive"}
+    return {**mode, **known, **given}
 
 
 def parameter_name(name: str) -> str:

@@ -188,7 +188,7 @@ def describe(session: Session) -> str:
     """One line: the pair and how it decodes."""
     pair = session.pair
     drafter = f"drafter {pair.drafter_name}" if pair.drafter_name else "no drafter"
-    block = f", block size {pair.block_size}" if pair.engine != "plain" else ""
+    block = f", blocks up to {pair.block_size}" if pair.engine != "plain" else ""
     reason = f" ({pair.fallback_reason})" if pair.fallback_reason else ""
     return f"target {pair.model_name}, {drafter}: {pair.engine}{block}{reason}"
 

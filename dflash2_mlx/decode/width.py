@@ -88,6 +88,11 @@ class WidthController:
         self._switches += width != self._latest[0]
         self._latest = (width, reason, depth, kind)
 
+    @property
+    def latest(self) -> int | None:
+        """The width of the latest choice; None before the first."""
+        return self._latest[0] if self.cycles else None
+
     def ended(self) -> None:
         """A request has ended."""
         if self.store is not None:

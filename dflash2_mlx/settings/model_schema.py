@@ -13,9 +13,9 @@ from ..errors import RequestError
 Group = Literal["DFlash", "Cache", "Sampling", "Context", "Model"]
 VerifyMode = Literal["adaptive", "dflash", "ddtree", "off"]
 
-NOT_YET = "this version does not have it yet: use dflash or off"
+NOT_YET = "this version does not have it yet: use adaptive, dflash or off"
 # Choices that are kept where a file has them, and that this version cannot run, each with the reason.
-UNAVAILABLE: dict[str, dict[str, str]] = {"dflash_verify_mode": {"adaptive": NOT_YET, "ddtree": NOT_YET}}
+UNAVAILABLE: dict[str, dict[str, str]] = {"dflash_verify_mode": {"ddtree": NOT_YET}}
 # Fields that are kept where a file has them, and that this version cannot do: the reason.
 UNAVAILABLE_FIELDS: dict[str, str] = {
     "trust_remote_code": "this version runs no code that comes with a checkpoint: leave it off"
@@ -26,7 +26,7 @@ NULL_MEANS: dict[str, Any] = {
     "dflash_draft_quant_weight_bits": 4,
     "dflash_draft_quant_activation_bits": 16,
     "dflash_draft_quant_group_size": 64,
-    "dflash_verify_mode": "dflash",
+    "dflash_verify_mode": "adaptive",
 }
 
 _LARGEST = 2**63 - 1  # bytes
@@ -113,12 +113,15 @@ class ModelSettings(BaseModel):
     dflash_block_size: int | None = _whole(
         None,
         "Runtime block size",
-        "tokens of a block, the anchor included, up to the checkpoint's block size; empty is automatic",
+        "tokens of a block, the anchor included, up to the checkpoint's; the most in mode adaptive; empty is automatic",
         "DFlash",
         ge=1,
     )
     dflash_verify_mode: VerifyMode | None = _field(
-        None, "Verify mode", "how blocks are verified; off decodes plainly, the drafter stays loaded", "DFlash"
+        None,
+        "Verify mode",
+        "adaptive: the block size follows what is measured, down to plain decoding; dflash: one block size; off: plain",
+        "DFlash",
     )
     dflash_max_ctx: int | None = _whole(
         None,
@@ -220,9 +223,10 @@ class ModelSettings(BaseModel):
         return f"w{weight}a{activation}:gs{group}"
 
     @property
-    def verify_mode(self) -> Literal["dflash", "off"]:
-        """The mode that this version runs: a mode that it does not have yet is dflash."""
-        return "off" if self.dflash_verify_mode == "off" else "dflash"
+    def verify_mode(self) -> Literal["adaptive", "dflash", "off"]:
+        """The mode that runs: null, and a mode that this version does not have yet, is adaptive."""
+        mode = self.dflash_verify_mode
+        return "adaptive" if mode is None or mode == "ddtree" else mode
 
 
 def draft_quant_fields(short_form: str | None) -> dict[str, Any]:

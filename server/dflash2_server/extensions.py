@@ -29,7 +29,7 @@ class DFlashOptions(BaseModel):
     block_size: int | None = Field(
         default=None, description="rows of a verify block, the anchor included; 1 is plain decoding"
     )
-    verify_mode: str | None = Field(default=None, description="dflash or off")
+    verify_mode: str | None = Field(default=None, description="adaptive, dflash or off")
 
     def parameters(self) -> dict[str, Any]:
         """The parameters for the runtime, which checks their values. `enabled: false` wins over the others."""

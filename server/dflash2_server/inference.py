@@ -124,6 +124,7 @@ class ModelInfo:
     fallback_reason: str | None
     aliases: tuple[str, ...] = ()
     loaded: bool = True
+    automatic: bool = False  # the block size follows what is measured: it is that of the latest cycle
 
 
 class Service(Protocol):

@@ -46,6 +46,7 @@ def openai_model(model: ModelInfo) -> dict[str, Any]:
         "dflash": {
             "engine": model.engine,
             "block_size": model.block_size,
+            "automatic": model.automatic,
             "drafter": model.drafter,
             "fallback_reason": model.fallback_reason,
         },

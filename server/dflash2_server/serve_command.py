@@ -125,9 +125,13 @@ def _about(settings: ServerSettings, model: ModelInfo) -> list[tuple[str, str]]:
     return [
         ("model", model.id),
         ("drafter", _drafter(settings, model)),
-        ("engine", f"{model.engine}, block size {model.block_size}"),
+        ("engine", f"{model.engine}, {_block(model)}"),
         ("context", "unknown" if model.context_length is None else f"{model.context_length} tokens"),
     ]
+
+
+def _block(model: ModelInfo) -> str:
+    return f"block size automatic, now {model.block_size}" if model.automatic else f"block size {model.block_size}"
 
 
 def memory_in_use() -> int:

@@ -79,16 +79,29 @@ class ServedPair:
         return self.model_settings.max_context_window or self._settings.context_length or context_length(self.pair)
 
     @property
-    def block_size(self) -> int:
-        """In force for requests that name none; 1 is plain decoding."""
+    def most(self) -> int:
+        """The widest block of requests that name none; 1 is plain decoding."""
         if self.pair.drafter is None or self.verify_mode == "off":
             return 1
         return self.model_settings.dflash_block_size or self.pair.block_size
 
     @property
+    def is_automatic(self) -> bool:
+        """Whether measurement chooses the block size of requests that name none."""
+        automatic = self.verify_mode == "adaptive" or self.model_settings.dflash_block_size is None
+        return automatic and self.most > 1
+
+    @property
+    def block_size(self) -> int:
+        """In force for requests that name none: that of the latest cycle where it is automatic."""
+        widths = self.pair.widths
+        latest = widths.latest if widths is not None and self.is_automatic else None
+        return self.most if latest is None else min(latest, self.most)
+
+    @property
     def engine(self) -> str:
         """In force for requests that name none: plain, dflash or dflash2."""
-        return "plain" if self.block_size == 1 else self.pair.engine
+        return "plain" if self.most == 1 else self.pair.engine
 
     @property
     def verify_mode(self) -> str:
@@ -105,6 +118,7 @@ class ServedPair:
             context_length=self.context_length,
             engine=self.engine,
             block_size=self.block_size,
+            automatic=self.is_automatic,
             drafter=self.drafter,
             fallback_reason=pair.fallback_reason,
             aliases=(alias,) if alias else (),
@@ -194,6 +208,8 @@ class ServedPair:
         Beside that a limit that the context has room for, and plain decoding past `dflash_max_ctx`.
         """
         parameters = {**self.pair.defaults, **self._model_parameters(), **given}
+        if "block_size" in given and "verify_mode" not in given and parameters.get("verify_mode") == "adaptive":
+            parameters["verify_mode"] = "dflash"  # who names a block size wants that one
         if self._is_past_max_ctx(prompt_tokens):
             parameters["verify_mode"] = "off"
         wanted = parameters.get("max_tokens", self._settings.max_tokens)
