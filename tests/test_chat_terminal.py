@@ -187,7 +187,7 @@ def test_a_conversation() -> None:
     assert talk.said == ["a", "one", "b", "two"]
     assert script.lines == ["never read"]
     assert talk.notes.count(" per cycle") == 2, "one line of figures after each answer"
-    assert "target demo, drafter demo-drafter: dflash2, block size 4" in talk.notes
+    assert "target demo, drafter demo-drafter: dflash2, blocks up to 4" in talk.notes
 
 
 def test_a_conversation_through_the_line_editor(keyboard: PipeInput) -> None:

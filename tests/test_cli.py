@@ -249,6 +249,7 @@ def test_defaults_are_the_checkpoints_and_flags_come_first(fake: FakeBackend) ->
     fake.pairs["other"] = FakePair(defaults={"temperature": 0.7, "top_p": 0.8, "do_sample": True})
     assert cli.main(["generate", "hello", "--model", "other", "--top-p", "0.5"]) == 0
     assert {key: value for key, value in fake.calls[0].items() if key != "prompt"} == {
+        "verify_mode": "adaptive",
         "temperature": 0.7,
         "top_p": 0.5,
     }

@@ -124,7 +124,7 @@ def test_the_short_form_sets_four_fields(short: str, fields: tuple[Any, ...], co
         ("set m temperature=nan", "finite"),
         ("set m dflash_enabled=maybe", "dflash_enabled is 'maybe': input should be a valid boolean"),
         ("set m dflash_draft_quant_weight_bits=3", "dflash_draft_quant_weight_bits is '3': input should be 2, 4 or 8"),
-        ("set m dflash_verify_mode=adaptive", "use dflash or off"),
+        ("set m dflash_verify_mode=ddtree", "use adaptive, dflash or off"),
         ("set m dflash_in_memory_cache_max_bytes=8GB", "valid integer"),
         ("set m chat_template_kwargs={a}", "chat_template_kwargs is '{a}'"),
         ("set m dflash_ssd_cache=on dflash_in_memory_cache=off", "needs dflash_in_memory_cache"),
@@ -168,20 +168,20 @@ def test_list_shows_every_model_what_is_ignored_and_what_is_wrong(
     assert "nothing is set for any model" in config("list")
     default_path().parent.mkdir()
     default_path().write_text(
-        json.dumps({"models": {"a": {"top_k": 5, "odd": [1], "top_p": 7}, "b": {"dflash_verify_mode": "adaptive"}}})
+        json.dumps({"models": {"a": {"top_k": 5, "odd": [1], "top_p": 7}, "b": {"dflash_verify_mode": "ddtree"}}})
     )
     found = config("list")
     assert found.startswith(f"file: {default_path()}\n")
     assert "\na\n  top_k  5\nUnknown to this program, kept and ignored\n  odd  [1]\n" in found
-    assert "\nb\n  dflash_verify_mode  adaptive\n" in found
+    assert "\nb\n  dflash_verify_mode  ddtree\n" in found
     told = config("list b")
-    assert "NOT IN FORCE: dflash_verify_mode is 'adaptive', which runs as dflash" in told
+    assert "NOT IN FORCE: dflash_verify_mode is 'ddtree', which runs as adaptive" in told
     assert "ddtree (not yet)" in told
     assert cli.main(["config", "list"]) == 0
     assert "note: " in (err := capsys.readouterr().err)
     assert "top_p is 7" in err
     document = json.loads(config("list --json"))
-    assert document["models"] == {"a": {"top_k": 5, "odd": [1]}, "b": {"dflash_verify_mode": "adaptive"}}
+    assert document["models"] == {"a": {"top_k": 5, "odd": [1]}, "b": {"dflash_verify_mode": "ddtree"}}
     assert len(document["problems"]) == 1
     config("set a odd=")
     assert json.loads(config("list --json"))["models"]["a"] == {"top_k": 5}

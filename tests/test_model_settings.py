@@ -35,7 +35,8 @@ DFLASH: dict[str, tuple[Any, Any, str]] = {
     "dflash_draft_quant_activation_bits": (None, 16, "Activation bits"),
     "dflash_draft_quant_group_size": (None, 64, "Group size"),
     "dflash_block_size": (None, None, "Runtime block size"),
-    "dflash_verify_mode": (None, "dflash", "Verify mode"),
+    "dflash_verify_mode": (None, "adaptive", "Verify mode"),
+    "dflash_verify_precision": (None, "fast", "Verify precision"),
     "dflash_max_ctx": (None, None, "Max context"),
     "dflash_draft_window_size": (None, None, "Draft window size"),
     "dflash_draft_sink_size": (0, None, "Draft sink size"),
@@ -77,6 +78,7 @@ VALUES: dict[str, Any] = {
     "dflash_draft_quant_group_size": 128,
     "dflash_block_size": 5,
     "dflash_verify_mode": "off",
+    "dflash_verify_precision": "reference",
     "dflash_max_ctx": 32768,
     "dflash_draft_window_size": 2048,
     "dflash_draft_sink_size": 4,
@@ -165,8 +167,7 @@ def test_turning_dflash_off_keeps_the_rest() -> None:
         ("dflash_block_size", 5.0, "valid integer"),
         ("dflash_block_size", "5", "valid integer"),
         ("dflash_verify_mode", "fast", "'adaptive', 'dflash', 'ddtree' or 'off'"),
-        ("dflash_verify_mode", "adaptive", "use dflash or off"),
-        ("dflash_verify_mode", "ddtree", "use dflash or off"),
+        ("dflash_verify_mode", "ddtree", "use adaptive, dflash or off"),
         ("dflash_verify_mode", ["off"], "'adaptive', 'dflash', 'ddtree' or 'off'"),
         ("dflash_max_ctx", -1, "greater than or equal to 1"),
         ("dflash_draft_window_size", 1, "greater than or equal to 2"),
@@ -233,15 +234,15 @@ def test_the_ssd_cache_needs_the_in_memory_cache() -> None:
 
 
 def test_a_mode_that_is_not_there_yet_is_kept_and_not_chosen() -> None:
-    imported, faults = from_stored({"dflash_verify_mode": "adaptive", "trust_remote_code": True})
+    imported, faults = from_stored({"dflash_verify_mode": "ddtree", "trust_remote_code": True})
     assert faults == {}
-    assert imported.verify_mode == "dflash"
-    after = changed(imported, {"dflash_verify_mode": "adaptive", "trust_remote_code": True, "dflash_block_size": 3})
-    assert stored(after) == {"dflash_verify_mode": "adaptive", "trust_remote_code": True, "dflash_block_size": 3}
-    with pytest.raises(RequestError, match="use dflash or off"):
-        changed(imported, {"dflash_verify_mode": "ddtree"})
+    assert imported.verify_mode == "adaptive"
+    after = changed(imported, {"dflash_verify_mode": "ddtree", "trust_remote_code": True, "dflash_block_size": 3})
+    assert stored(after) == {"dflash_verify_mode": "ddtree", "trust_remote_code": True, "dflash_block_size": 3}
+    with pytest.raises(RequestError, match="use adaptive, dflash or off"):
+        changed(ModelSettings(), {"dflash_verify_mode": "ddtree"})
     assert set(not_in_force(after)) == {"dflash_verify_mode", "trust_remote_code"}
-    assert "'adaptive', which runs as dflash" in not_in_force(after)["dflash_verify_mode"]
+    assert "'ddtree', which runs as adaptive" in not_in_force(after)["dflash_verify_mode"]
     assert changed(imported, {"dflash_verify_mode": "off"}).verify_mode == "off"
     assert not_in_force(changed(imported, {"dflash_verify_mode": None, "trust_remote_code": None})) == {}
 
@@ -357,7 +358,7 @@ def test_facts_for_a_form() -> None:
     assert kinds["dflash_draft_model"] == "text"
     assert FACTS["dflash_draft_quant_weight_bits"].choices == (2, 4, 8)
     assert FACTS["dflash_verify_mode"].choices == ("adaptive", "dflash", "ddtree", "off")
-    assert set(FACTS["dflash_verify_mode"].unavailable) == {"adaptive", "ddtree"}
+    assert set(FACTS["dflash_verify_mode"].unavailable) == {"ddtree"}
     entries = FACTS["dflash_in_memory_cache_max_entries"]
     assert (entries.minimum, entries.maximum, entries.above_minimum) == (1, 128, False)
     assert (FACTS["trust_remote_code"].available, FACTS["trust_remote_code"].reason is None) == (False, False)

@@ -29,7 +29,7 @@ OMLX = {
             "dflash_draft_model": "incoai/Qwen3.8-27B-DFlash2",
             "dflash_draft_quant_enabled": True,
             "dflash_block_size": 5,
-            "dflash_verify_mode": "adaptive",
+            "dflash_verify_mode": "ddtree",
             "turboquant_kv_enabled": False,
             "index_cache_freq": 2,
             "is_default": True,
@@ -344,7 +344,7 @@ def test_an_omlx_file_is_imported_as_it_is(store: ModelSettingsStore, path: Path
     assert len(report.notes) == 3
     assert any("is 3: input should be 2, 4 or 8" in note for note in report.notes)
     qwen = store.get("Qwen3.8-27B-4bit")
-    assert (qwen.top_k, qwen.dflash_block_size, qwen.dflash_verify_mode, qwen.is_default) == (5, 5, "adaptive", True)
+    assert (qwen.top_k, qwen.dflash_block_size, qwen.dflash_verify_mode, qwen.is_default) == (5, 5, "ddtree", True)
     assert (store.get("third").is_default, store.get("third").min_p) == (False, 0.1)
     assert (store.get("other").temperature, store.get("other").dflash_draft_quant_weight_bits) == (0.7, None)
     models = on_disk(path)["models"]
