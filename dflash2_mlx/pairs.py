@@ -156,9 +156,12 @@ class Pair:
         return DecodeState(self.target, self.drafter)
 
     def chooser(self, request: Request) -> WidthChooser | None:
-        """What chooses the width of each cycle of a request; None without a drafter."""
+        """What chooses the width of each cycle of a request; None without a drafter.
+
+        None also where rows are verified one by one: what such cycles cost says nothing of others.
+        """
         widths = self.widths
-        if widths is None or self.drafter is None:
+        if widths is None or self.drafter is None or request.verify_precision == "reference":
             return None
         most, kind = request.block_size, request.kind
         if most == 1:
@@ -225,6 +228,20 @@ def load(
             raise
         log.warning("plain decoding: the drafter %s failed: %s", name, error)
         return replace(pair, fallback_reason=f"the drafter {name} failed: {error}")
+
+
+def with_drafter(pair: Pair, drafter: str, *, quantize: str | None = None, progress: Progress | None = None) -> Pair:
+    """The target of `pair`, which has no drafter, with a drafter as `load` takes it: several pairs share one target.
+
+    They run on one thread, one at a time. Raises what `load` raises, and PairError where no drafter is known.
+    """
+    if pair.drafter is not None:
+        raise PairError(f"the pair has a drafter, {pair.drafter_name}: load its target without one")
+    name = _drafter_for(pair) if drafter == AUTO else drafter
+    if name is None:
+        raise PairError(f"no drafter is known for {pair.model_name} {tuple(pair.facts)}: name one with --draft")
+    options = {"spec": quantize, "draft_window": None, "draft_sink": 0}
+    return _with_drafter(pair, name, options, progress or (lambda stage, share: None))
 
 
 def _load_target(model: str, dtype: str | None, report: Progress) -> Pair:

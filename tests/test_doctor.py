@@ -242,6 +242,7 @@ def whole(pair: dict[str, Any]) -> dict[str, Any]:
         "folders": {"cache": "there"},
         "demo": "installed",
         "pair": pair,
+        "exactness": {"verdict": None, "summary": "not checked"},
     }
 
 
@@ -249,7 +250,7 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = write_model(tmp_path / "t", TARGET)
     assert cli.main(["doctor", "--json", "--model", target, "--draft", "none"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["versions", "system", "blas", "device", "memory", "folders", "demo", "pair"]
+    assert list(found) == ["versions", "system", "blas", "device", "memory", "folders", "demo", "pair", "exactness"]
     assert found["versions"]["mlx"] != "not installed"
     assert found["device"]["backend"] in ("CPU", "GPU", "Metal")
     assert found["memory"]["total"] >= found["memory"]["available"] > 0

@@ -141,7 +141,7 @@ class Field:
         if unit:
             made.props["suffix"] = unit
         if self.facts.nullable and self.facts.null_means is None and number:
-            made.props["placeholder"] = "automatic" if "automatic" in self.facts.description else "empty"
+            made.props["placeholder"] = form_values.null_words(self.facts)
         return made
 
 

@@ -101,7 +101,7 @@ def shown(facts: FieldFacts, value: Any) -> str:
     if value is None:
         value = facts.null_means
     if value is None or value == []:
-        return "empty"
+        return null_words(facts)
     if facts.kind == "bool":
         return "on" if value else "off"
     if facts.kind == "bytes":
@@ -113,6 +113,11 @@ def shown(facts: FieldFacts, value: Any) -> str:
     if facts.kind == "int" and value >= 10_000:
         return count(value)
     return str(typed_of(facts, value))
+
+
+def null_words(facts: FieldFacts) -> str:
+    """What an empty field stands for, where no value does."""
+    return "automatic" if "automatic" in facts.description else "empty"
 
 
 def limits(facts: FieldFacts) -> str:

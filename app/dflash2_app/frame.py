@@ -18,6 +18,7 @@ PAGES = (
     ("/downloads", "Downloads", "download"),
     ("/chat", "Chat", "chat_bubble_outline"),
     ("/live", "Live", "show_chart"),
+    ("/bench", "Bench", "speed"),
     ("/logs", "Logs", "list_alt"),
     ("/settings", "Settings", "settings"),
 )

@@ -14,9 +14,9 @@ from nicegui import ui
 
 from dflash2_app import plots
 from dflash2_app.live import Part
-from dflash2_app.parts import chip
-from dflash2_app.wording import count, percent, size
-from dflash2_server.management import ActiveRequest, LiveFigures, Management, ModelView, Running
+from dflash2_app.live_pair import PairView
+from dflash2_app.wording import size
+from dflash2_server.management import ActiveRequest, LiveFigures, Management, ModelView
 
 SAMPLE_SECONDS = 1.0
 _PHASES = {"waiting": "waiting", "prefill": "reading the prompt", "decode": "answering"}
@@ -47,7 +47,7 @@ class _LivePage:
             ui.html("<h2>Memory</h2>")
             self._memory = ui.html().props("data-testid=memory")
         self._pairs = Part[tuple[ModelView, ...]](_pairs_key, self._build_pairs, classes="pairs")
-        self._pair_views: dict[str, _PairView] = {}
+        self._pair_views: dict[str, PairView] = {}
         with ui.element("section").classes("panel"):
             ui.html("<h2>Requests</h2>")
             self._requests = ui.html().classes("scroll-x").props("data-testid=requests tabindex=0 role=region")
@@ -58,7 +58,7 @@ class _LivePage:
         self._empty.show(not loaded)
         self._pairs.show(loaded)
         for view in loaded:
-            self._pair_views[view.id].show(view.running)
+            self._pair_views[view.id].show(view)
         self._requests.set_content(requests_html(self._manager.activity()))
         sample = self._manager.figures()
         if sample.time != self._shown_time:
@@ -74,7 +74,7 @@ class _LivePage:
         self._cycle.show(history)
 
     def _build_pairs(self, views: tuple[ModelView, ...]) -> None:
-        self._pair_views = {view.id: _PairView(view) for view in views}
+        self._pair_views = {view.id: PairView(view) for view in views}
 
 
 class _Plot:
@@ -100,29 +100,6 @@ class _Plot:
         self._chart.update()
 
 
-class _PairView:
-    """One loaded pair: engine in force, acceptance by position, where the time goes, the prefix cache."""
-
-    def __init__(self, view: ModelView) -> None:
-        with ui.element("section").classes("panel pair").props("data-testid=pair"):
-            ui.html(f"<h2>{escape(view.settings.display_name or view.id)}</h2>")
-            with ui.element("div").classes("line"):
-                self._state = Part[Running](_state_of, _state_chips, classes="line")
-            self._facts = ui.html().props("data-testid=pair-facts")
-            ui.html("<h3>Accepted drafts by position, %</h3>")
-            self._acceptance = ui.html().props("data-testid=acceptance")
-            ui.html("<h3>Time of a cycle</h3>")
-            self._time = ui.html().props("data-testid=cycle-time")
-
-    def show(self, running: Running | None) -> None:
-        if running is None:
-            return
-        self._state.show(running)
-        self._facts.set_content(facts_html(running))
-        self._acceptance.set_content(plots.acceptance_html(running.figures))
-        self._time.set_content(plots.cycle_time_html(running.figures))
-
-
 def tile_values(sample: LiveFigures) -> dict[str, str]:
     held = sum(bytes_ for _, _, bytes_ in plots.memory_parts(sample))
     return {
@@ -132,21 +109,6 @@ def tile_values(sample: LiveFigures) -> dict[str, str]:
         "Running, waiting": f"{sample.running}, {sample.waiting}",
         "Memory held": size(held),
     }
-
-
-def facts_html(running: Running) -> str:
-    figures = running.figures
-    tried = figures.cache_hits + figures.cache_misses
-    rows = {
-        "Tokens per cycle": f"{figures.tokens_per_cycle:.2f} over {count(figures.cycles)} cycles",
-        "Draft share": f"{percent(figures.draft_share)} of {count(figures.generation_tokens)} tokens were drafts",
-        "Prefix cache": f"{figures.cache_hits} of {tried} prompts found, {figures.cache_entries} kept, "
-        f"{size(figures.cache_bytes)}",
-        "Prompt tokens": f"{count(figures.prompt_tokens)}, {count(figures.cached_tokens)} of them cached",
-        "Weights": size(running.memory_bytes),
-    }
-    cells = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in rows.items())
-    return f'<dl class="facts small">{cells}</dl>'
 
 
 def requests_html(requests: Sequence[ActiveRequest]) -> str:
@@ -172,21 +134,6 @@ def _cells(request: ActiveRequest) -> tuple[str, ...]:
 
 def _pairs_key(views: tuple[ModelView, ...]) -> tuple[tuple[str, str | None], ...]:
     return tuple((view.id, view.settings.display_name) for view in views)
-
-
-def _state_of(running: Running) -> tuple[object, ...]:
-    return (running.engine, running.state, running.reason, running.block_size, running.verify_mode, running.drafter)
-
-
-def _state_chips(running: Running) -> None:
-    if running.state == "fallback":
-        chip("plain decoding: the drafter could not be used", "warn", title=running.reason)
-        ui.label(running.reason or "").classes("warn-text small wrap")
-    elif running.state == "off":
-        chip("plain decoding", "idle")
-    else:
-        chip(f"{running.engine}, block size {running.block_size}, {running.verify_mode}", "good")
-        ui.label(f"drafter {running.drafter}").classes("soft small wrap")
 
 
 def _nothing_loaded(empty: bool) -> None:

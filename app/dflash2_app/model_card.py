@@ -1,4 +1,4 @@
-"""One model or drafter in the list: built once, then only what has changed is changed."""
+"""One model in the list: built once, then only what has changed is changed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dflash2_app import model_words
 from dflash2_app.live import Part
 from dflash2_app.model_actions import Actions
 from dflash2_app.parts import button, chip, testid
-from dflash2_app.wording import reason, size, state_chip
+from dflash2_app.wording import reason, state_chip
 from dflash2_mlx.errors import DFlashError
 from dflash2_server.management import Management, ModelView
 
@@ -154,7 +154,7 @@ class RunningFacts:
         self.element = ui.element("dl").classes("running")
 
     def show(self, view: ModelView) -> None:
-        told = model_words.running_facts(view.running) if view.running is not None else ()
+        told = model_words.running_facts(view)
         names = tuple(name for name, _ in told)
         if names != self._names:
             self._build(names)
@@ -177,32 +177,6 @@ class RunningFacts:
 
 def settings_path(model_id: str) -> str:
     return f"/models/{quote(model_id)}"
-
-
-def drafter_row(view: ModelView, actions: Actions) -> None:
-    """A drafter with the models that it fits."""
-    with ui.element("article").classes("panel model") as element:
-        testid(element, f"drafter-{view.id}")
-        with ui.element("div").classes("model-head"):
-            with ui.element("div").classes("model-name grow"):
-                ui.label(view.id).classes("wrap text-weight-bold")
-                if view.problem:
-                    chip("cannot be used", "bad")
-            if view.deletable:
-                button(
-                    "Delete …", lambda: actions.delete(view), name=f"delete-{view.id}", color=None,
-                    title=f"Delete {view.id} from disk",
-                ).props("dense")  # fmt: skip
-        with ui.element("div").classes("model-facts"):
-            origin = "part of this program" if view.source == "embedded" else view.repo_id or view.path
-            for word in (size(view.size), view.model_type, view.quantization or "not quantised", origin):
-                ui.label(word)
-        if view.problem:
-            ui.label(view.problem).classes("bad-text wrap small")
-        elif view.targets:
-            ui.label(f"Fits {', '.join(view.targets)}").classes("wrap small tone-good")
-        else:
-            ui.label(f"Fits no model on disk: {view.targets_reason or 'none has its sizes'}").classes("wrap small soft")
 
 
 def _name_key(view: ModelView) -> object:

@@ -8,6 +8,7 @@ from typing import Any
 from nicegui import ui
 
 from dflash2_app import model_words
+from dflash2_app.exactness_line import ExactnessLine
 from dflash2_app.live import Part
 from dflash2_app.model_actions import Actions, estimate_table
 from dflash2_app.model_card import RunningFacts
@@ -29,6 +30,7 @@ class ModelPanel:
             self._facts = Part(model_words.facts, self._build_facts, classes="model-facts")
             self._reason = Part(reason, self._build_reason)
             self._running = RunningFacts()
+            self._exactness = ExactnessLine()
             self._notes = Part(_notes, self._build_notes)
         with ui.element("section").classes("panel stack"):
             ui.label("Memory of a load").classes("text-weight-bold").props("role=heading aria-level=2")
@@ -41,6 +43,7 @@ class ModelPanel:
         for part in (self._state, self._facts, self._reason, self._notes):
             part.show(view)
         self._running.show(view)
+        self._exactness.show(view.running.exactness if view.running is not None else None)
         ready = view.state == "ready"
         self._toggle.set_text("Unload" if ready else "Load")
         self._toggle.set_enabled(view.state not in model_words.MOVING and view.problem is None)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from dflash2_app.width_view import in_force_words
 from dflash2_app.wording import Tone, count, percent, size
-from dflash2_server.management import Estimate, ModelView, Running, Unloaded
+from dflash2_server.management import Estimate, ModelView, Unloaded
 
 Choice = Literal["all", "loaded", "dflash", "favorite"]
 CHOICES: dict[Choice, str] = {
@@ -85,12 +86,15 @@ def missing_drafter(view: ModelView) -> str | None:
     return published
 
 
-def running_facts(running: Running) -> tuple[tuple[str, str], ...]:
-    """Label and value of what a loaded pair does now."""
+def running_facts(view: ModelView) -> tuple[tuple[str, str], ...]:
+    """Label and value of what a loaded pair does now; none where it is not loaded."""
+    running = view.running
+    if running is None:
+        return ()
     figures = running.figures
     told = [
         ("Engine", running.engine),
-        ("Block size", str(running.block_size) if running.state == "active" else "–"),
+        ("Block size", in_force_words(view)),
         ("Verify mode", running.verify_mode),
         ("Tokens per cycle", f"{figures.tokens_per_cycle:.2f}" if figures.cycles else "–"),
         ("Acceptance", acceptance(figures.acceptance_by_position)),

@@ -7,8 +7,9 @@ from typing import Any
 from nicegui import ui
 
 from dflash2_app import live, model_words
+from dflash2_app.drafter_card import DrafterCard
 from dflash2_app.model_actions import Actions
-from dflash2_app.model_card import ModelCard, drafter_row
+from dflash2_app.model_card import ModelCard
 from dflash2_app.parts import attempt, button, testid
 from dflash2_server.management import Management, ModelView
 
@@ -32,12 +33,16 @@ class _Models:
         self._empty = live.Part(lambda views: not _has_own(views), self._build_empty)
         self._list = ui.element("div").classes("stack").props("data-testid=models")
         self._none = ui.label("No model matches the search.").classes("soft").props("data-testid=no-match")
+        self._drafter_cards: list[DrafterCard] = []
         self._drafters = live.Part(_drafters_key, self._build_drafters)
 
     def show(self) -> None:
         views = self._manager.models()
         self._empty.show(views)
         self._drafters.show(views)
+        jobs = self._manager.quantizations.list()
+        for card in self._drafter_cards:
+            card.show(jobs)
         self._show_cards([view for view in views if view.kind == "model"])
 
     def _show_cards(self, views: list[ModelView]) -> None:
@@ -112,12 +117,12 @@ class _Models:
 
     def _build_drafters(self, views: list[ModelView]) -> None:
         drafters = [view for view in views if view.kind == "drafter"]
+        self._drafter_cards = []
         if not drafters:
             return
         ui.label("Drafters").classes("section-title").props("role=heading aria-level=2")
         with ui.element("div").classes("stack").props("data-testid=drafters"):
-            for view in drafters:
-                drafter_row(view, self._actions)
+            self._drafter_cards = [DrafterCard(view, self._manager, self._actions) for view in drafters]
 
 
 def _has_own(views: list[ModelView]) -> bool:

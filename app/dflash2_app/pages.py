@@ -10,6 +10,7 @@ from nicegui import app as nicegui_app
 from nicegui import ui
 
 from dflash2_app import (
+    bench_page,
     chat_page,
     downloads_page,
     live_page,
@@ -66,6 +67,7 @@ def _register(manager: Management) -> None:
     _page("/settings", "Settings", manager, settings_page.content)
     _page("/chat", "Chat", manager, chat_page.content)
     _page("/live", "Live", manager, live_page.content)
+    _page("/bench", "Bench", manager, bench_page.content)
     _page("/logs", "Logs", manager, logs_page.content)
 
     @ui.page("/models/{model_id:path}")

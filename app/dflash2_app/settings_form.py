@@ -13,6 +13,7 @@ from dflash2_app.form_field import Field, changes_in
 from dflash2_app.model_card import settings_path
 from dflash2_app.model_panel import ModelPanel
 from dflash2_app.parts import testid
+from dflash2_app.width_view import in_force_words
 from dflash2_mlx.errors import DFlashError, ModelNotFound, RequestError
 from dflash2_mlx.settings.model import ModelSettings, field_facts
 from dflash2_server.management import Management, ModelView, Saved
@@ -145,7 +146,7 @@ class _Form:
         changes, faults = self._changes()
         unsaved = [name for name in self._fields if name in changes or name in faults]
         for name, field in self._fields.items():
-            field.show(getattr(self._saved, name), unsaved=name in unsaved)
+            field.show(getattr(self._saved, name), unsaved=name in unsaved, note=_note(self._view, name))
             field.grey(self._without_effect(name))
         self._bar.show([self._fields[name].label for name in unsaved])
         self._ignored.show(self._saved)
@@ -168,6 +169,13 @@ class _Form:
         first = next((self._fields[name] for name in faults if name in self._fields), None)
         if first is not None:
             ui.run_javascript(f"getHtmlElement({first.element.id}).scrollIntoView({{block: 'center'}})")
+
+
+def _note(view: ModelView, name: str) -> str:
+    """Of a field that leaves the value to the program: which it is now."""
+    if name != "dflash_block_size" or view.running is None or view.running.widths is None:
+        return ""
+    return in_force_words(view)
 
 
 def saved_words(saved: Saved) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One way of decoding that is compared. `name` is unique in a plan; the first arm of a plan is the baseline.
+    """One way of decoding that is compared. `name` is unique in a plan; `Plan.baseline` tells what with.
 
     `backend` names where it runs, for plans over several pairs or endpoints. Block size None is automatic, verify
-    mode "off" plain decoding.
+    mode "off" plain decoding, "server" whatever an endpoint is set to.
     """
 
     name: str
@@ -21,12 +21,18 @@ class Arm:
     verify_mode: str = "dflash"
     temperature: float = 0.0
 
+    @property
+    def asks_for_speculation(self) -> bool:
+        """Whether plain decoding would not be what was asked for."""
+        return self.verify_mode not in ("off", "server") and self.block_size != 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPrompt:
-    """A prompt of one kind of content. `messages` are chat messages; `context` is put before the last user message.
+    """A prompt of one kind of content. `messages` are chat messages.
 
-    `depth` is the number of tokens that the whole prompt is brought to by such context, 0: as it is.
+    `depth` is the number of tokens that the whole prompt is brought to, by a text put before the last user message;
+    0: as it is. The same prompt at two depths has one `id`.
     """
 
     id: str
@@ -37,10 +43,10 @@ class BenchPrompt:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All arms run every prompt, in alternated order, `rounds` times; one warm-up of each arm is not counted.
+    """All arms run every prompt, in alternated order, `rounds` times, after a warm-up of each that is not counted.
 
     `cool_down` is in seconds before each sample, `concurrency` how many prompts are in flight at once (endpoints and
-    a server's engine; 1 elsewhere).
+    a server's engine; 1 elsewhere): above 1 each arm runs all prompts in one pass, and `cool_down` is before a pass.
     """
 
     arms: Sequence[Arm]
@@ -51,11 +57,21 @@ class Plan:
     concurrency: int = 1
     seed: int = 0
 
+    def baseline(self, arm: Arm) -> Arm:
+        """What an arm is compared with: the first arm at its temperature, which may be itself."""
+        return next(other for other in self.arms if other.temperature == arm.temperature)
+
+    @property
+    def total(self) -> int:
+        """Samples of the whole plan."""
+        return len(self.arms) * len(self.prompts) * self.rounds
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
     """One answer. Seconds of prompt and of generation (first to last token); counts; a digest of its tokens or text.
 
+    A digest of tokens begins with `tokens:`; only digests of one kind are compared.
     `tokens_per_cycle` is None where the backend does not tell; `note` is what disturbed it, such as other requests.
     """
 
@@ -75,6 +91,7 @@ class Sample:
     finish_reason: str | None = None
     digest: str = ""
     note: str = ""
+    cycles_by_width: Sequence[int] = ()  # index 0 is width 1, which is plain decoding
 
     @property
     def tokens_per_second(self) -> float:
@@ -86,18 +103,44 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """`done` of `total` samples; the `sample` that has just come."""
+    """`done` of `total` samples; the `sample` that has just come, None in the warm-up.
+
+    `seconds_left` is an estimate, told from the end of the warm-up on.
+    """
 
     done: int
     total: int
     sample: Sample | None = None
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A sample that is missing, and why."""
+
+    arm: str
+    prompt: str
+    depth: int
+    round: int
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """All prompts of a round through one arm with several in flight: what the backend gave in all."""
+
+    arm: str
+    round: int
+    requests: int
+    tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """Samples with what they stand on: machine, versions, pairs, quantisations, the prompts' digest. JSON both ways.
 
-    `cancelled`: it was ended before all samples were there.
+    `cancelled`: it was ended before all samples were there, by whom or what `extra["ended"]` tells.
     """
 
     plan: Plan
@@ -105,4 +148,6 @@ class Result:
     samples: Sequence[Sample]
     started: float  # seconds since the epoch
     cancelled: bool = False
+    failures: Sequence[Failure] = ()
+    passes: Sequence[Pass] = ()  # with concurrency above 1
     extra: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,7 @@
-"""`dflash2-mlx doctor`: what is installed, device and memory, whether a pair fits. Loads no weights."""
+"""`dflash2-mlx doctor`: what is installed, device and memory, whether a pair fits.
+
+Weights are loaded only to check exactness, where that is asked for.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash2_mlx import facts, machine
-from dflash2_mlx.chat import options
+from dflash2_mlx.chat import exactness_check, options
 from dflash2_mlx.errors import DFlashError, ModelNotFound
 
 if TYPE_CHECKING:
+    from dflash2_mlx.chat.backend import Backend
+    from dflash2_mlx.decode.exactness_report import ExactnessReport
     from dflash2_mlx.pairs import TargetFacts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "Exit code 1 when the pair is not on this machine, does not fit together or does not fit in memory."
+    parser.epilog = (
+        "Exit code 1 when the pair is not on this machine, does not fit together or does not fit in memory, and when "
+        "the check of exactness finds a width different."
+    )
     group = parser.add_argument_group("pair")
     group.add_argument("--model", default="demo", metavar="ID|PATH", help="target (default: the embedded demo)")
     group.add_argument(
@@ -26,20 +34,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="drafter: the one known for the model, none, or a given one (default: auto)",
     )
     group.add_argument("--draft-quant", default="off", metavar="SPEC|off", help="such as w4a16:gs64 (default: off)")
+    parser.add_argument(
+        "--exactness",
+        action="store_true",
+        help="load the pair, and check whether verifying a block gives the logits of single rows on this machine",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
-    found = report(args.model, options.draft_name(args.draft), options.quant_spec(args.draft_quant))
+def run(args: argparse.Namespace, backend: Backend | None = None) -> int:
+    quant = options.quant_spec(args.draft_quant)
+    found = report(args.model, options.draft_name(args.draft), quant)
+    if args.exactness:
+        if backend is None:
+            from dflash2_mlx.chat.backend import Library
+
+            backend = Library()
+        checked = exactness_check.measured(backend, found["pair"], quant)
+        found["exactness"] = exactness_check.as_dict(checked)
     if args.json:
         print(json.dumps(found, ensure_ascii=False))
     else:
         print("\n".join(lines(found)))
-    return 0 if found["pair"]["verdict"] in ("fits", "tight") else 1
+    sound = found["pair"]["verdict"] in ("fits", "tight") and found["exactness"]["verdict"] != "different"
+    return 0 if sound else 1
 
 
-def report(model: str, draft: str | None, draft_quant: str | None) -> dict[str, Any]:
-    """Everything the doctor knows, as plain data; sizes in bytes. RequestError for a bad quantisation."""
+def report(
+    model: str, draft: str | None, draft_quant: str | None, kept: ExactnessReport | None = None
+) -> dict[str, Any]:
+    """Everything the doctor knows without loading weights, as plain data; sizes in bytes.
+
+    `kept` is the report of exactness of an earlier load. Raises RequestError for a bad quantisation.
+    """
     memory = machine.memory()
     device = machine.device()
     return {
@@ -51,6 +78,7 @@ def report(model: str, draft: str | None, draft_quant: str | None) -> dict[str, 
         "folders": folders(),
         "demo": demo(),
         "pair": pair(model, draft, draft_quant, budget(memory, device)),
+        "exactness": exactness_check.as_dict(kept or exactness_check.NOT_ASKED),
     }
 
 
@@ -191,7 +219,8 @@ def lines(found: dict[str, Any]) -> list[str]:
         *found["folders"].items(),
         ("demo target", found["demo"]),
     ]
-    return [_row(name, value) for name, value in rows] + ["", *_pair_lines(found["pair"])]
+    exactness = _row("exactness", found["exactness"]["summary"])
+    return [_row(name, value) for name, value in rows] + ["", *_pair_lines(found["pair"]), exactness]
 
 
 def _pair_lines(found: dict[str, Any]) -> list[str]:

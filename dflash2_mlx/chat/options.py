@@ -34,6 +34,7 @@ REQUEST_PARAMETERS = (
     "stop",
     "block_size",
     "verify_mode",
+    "verify_precision",
     "prefill_step_size",
 )
 ALIASES = {"temp": "temperature"}
@@ -103,6 +104,11 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MODE",
         help="adaptive: block sizes follow what is measured, down to plain decoding; dflash: one size; off: plain "
         "(default: adaptive, and dflash with --block-size)",
+    )
+    group.add_argument(
+        "--verify-precision",
+        metavar="PRECISION",
+        help="fast: a block in one pass; reference: one row at a time, for comparison (default: fast)",
     )
     group.add_argument("--prefill-step-size", type=int, metavar="N", help="prompt tokens of one prefill chunk")
 

@@ -1,4 +1,4 @@
-"""A bar on stderr while a pair is loaded: the target, then the drafter."""
+"""A bar on stderr while a pair is loaded: the target, then the drafter, then what is checked of them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ _TITLES = {
     "convert": "preparing the demo",
     "target": "loading the target",
     "drafter": "loading the drafter",
+    "exactness": "checking exactness",
 }
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
 # Context depths share a cell up to here, then from each power of two to the next.
 _FIRST = 512
-# The latest samples of a cell, of which the median counts: an interrupted cycle does not.
+# Samples of a cell, of which the median counts: an interrupted cycle does not.
 _KEPT = 9
-# How fast the common factor of all cells follows (heat, other programs), in logarithms; by so much at most a sample
-# pulls at it.
-_DRIFT_RATE, _PULL = 0.05, 0.3
+# A cell with all its samples is settled: what its cycles take from then on is the machine's doing (heat, other
+# programs), and goes into the common factor at the first rate; into the cell itself only at the second. By so much at
+# most a sample pulls, in logarithms.
+_DRIFT_RATE, _CELL_RATE, _PULL = 0.25, 0.02, 0.3
 
 
 def depth_floor(depth: int) -> int:
@@ -30,7 +30,7 @@ class CostTable:
 
     def __init__(self, widest: int) -> None:
         self.widest = widest
-        self._samples: dict[int, dict[int, deque[float]]] = {}  # depth, width: logarithms
+        self._samples: dict[int, dict[int, list[float]]] = {}  # depth, width: logarithms
         self._medians: dict[int, dict[int, float]] = {}
         self._drift = 0.0
 
@@ -39,12 +39,15 @@ class CostTable:
         if seconds <= 0:
             return
         floor, sample = depth_floor(depth), math.log(seconds)
-        usual = self._medians.get(floor, {}).get(width)
-        if usual is not None:
-            self._drift += _DRIFT_RATE * max(-_PULL, min(_PULL, sample - self._drift - usual))
-        cell = self._samples.setdefault(floor, {}).setdefault(width, deque(maxlen=_KEPT))
-        cell.append(sample - self._drift)
-        self._medians.setdefault(floor, {})[width] = median(cell)
+        cell = self._samples.setdefault(floor, {}).setdefault(width, [])
+        medians = self._medians.setdefault(floor, {})
+        if len(cell) < _KEPT:
+            cell.append(sample - self._drift)
+            medians[width] = median(cell)
+            return
+        off = max(-_PULL, min(_PULL, sample - self._drift - medians[width]))
+        self._drift += _DRIFT_RATE * off
+        medians[width] += _CELL_RATE * off
 
     def samples(self, width: int, depth: int) -> int:
         """How many samples that cell stands on."""
@@ -80,7 +83,7 @@ class CostTable:
     def set(self, width: int, depth: int, seconds: float, weight: int = _KEPT) -> None:
         """Replace a cell by a measured median that counts as so many samples."""
         floor, sample = depth_floor(depth), math.log(seconds) - self._drift
-        self._samples.setdefault(floor, {})[width] = deque([sample] * weight, maxlen=_KEPT)
+        self._samples.setdefault(floor, {})[width] = [sample] * weight
         self._medians.setdefault(floor, {})[width] = sample
 
     def measured(self) -> dict[int, dict[int, float]]:

@@ -13,7 +13,7 @@ from ..drafter.context import DraftContext
 from ..drafter.propose import Proposal
 from ..errors import DecodeError
 from ..target.adapter import Target
-from ..target.rollback import Transaction
+from ..target.one_by_one import OpenBlock, verify
 from .accept import Verdict, accept_greedy, accept_sampled
 from .laws import history_rows, only, rows_finite
 from .logprobs import RowLogprobs, TokenLogprobs
@@ -40,7 +40,7 @@ class Proposer(Protocol):
 class Launched:
     """A cycle on its way: everything on the device, the target's caches inside an open transaction."""
 
-    transaction: Transaction
+    transaction: OpenBlock
     taps: list[mx.array]
     outcome: mx.array  # int32: accepted, usable, bonus, R drafts, R + 1 flags of finite rows
     logprobs: RowLogprobs | None
@@ -94,10 +94,9 @@ class Cycle:
             mx.eval(proposal.tokens)
         drafted = time.perf_counter()
         with self.state.changing():
-            transaction = self.target.begin(self.state.caches, width)
-            with transaction:
-                block = mx.concatenate([first, proposal.tokens.astype(mx.int32)])[None]
-                logits, taps = self.target.with_taps(block, self.state.caches)
+            block = mx.concatenate([first, proposal.tokens.astype(mx.int32)])[None]
+            one_by_one = self.request.verify_precision == "reference"
+            transaction, logits, taps = verify(self.target, self.state.caches, block, one_by_one=one_by_one)
             allowed = self._allowed(logits, proposal.tokens)
             outcome, logprobs = self._accept(anchor, proposal, only(logits[0], allowed), rows_finite(logits[0]), keys)
             mx.async_eval(outcome, *(logprobs.arrays() if logprobs else []))

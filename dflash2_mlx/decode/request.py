@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 VERIFY_MODES = ("adaptive", "dflash", "off")
 _PLANNED_MODES = ("ddtree",)
+VERIFY_PRECISIONS = ("fast", "reference")
 _MOST_ALTERNATIVES = 20
 
 Progress = Callable[[int, int], None]
@@ -26,7 +27,8 @@ class Request:
     """What `decode.generate` runs; build it with `make_request`.
 
     `block_size` counts the anchor, 1 is plain decoding; it is the most where the width is chosen by measurement: in
-    verify mode adaptive for each cycle, in mode dflash, when it was left open (`automatic`), once. `logprobs` is the
+    verify mode adaptive for each cycle, in mode dflash, when it was left open (`automatic`), once. Verify precision
+    reference feeds the rows of a block one by one, for comparison: exact, and no faster than plain. `logprobs` is the
     number of alternatives to report next to each token's own log-probability, None for neither. `cut` may look at new
     tokens and keep only so many. `constraint` says which tokens may stand. Prefill stops at the positions `borders`
     and calls `at_border`; with `turns` it gives an empty step after each chunk, so that whoever runs it may do
@@ -39,6 +41,7 @@ class Request:
     block_size: int
     verify_mode: str
     seed: int
+    verify_precision: str = "fast"
     automatic: bool = False
     seeded: bool = False  # the seed was given: what was drawn is to be drawn again
     logprobs: int | None = None
@@ -68,6 +71,7 @@ def make_request(
     max_tokens: int = 256,
     block_size: int | None = None,
     verify_mode: str = "dflash",
+    verify_precision: str = "fast",
     seed: int | None = None,
     logprobs: int | None = None,
     eos_token_ids: Collection[int] = (),
@@ -85,6 +89,9 @@ def make_request(
     if verify_mode not in VERIFY_MODES:
         planned = ", which this version does not have yet" if verify_mode in _PLANNED_MODES else ""
         raise RequestError(f"verify_mode {verify_mode!r}{planned}: use one of {VERIFY_MODES}", param="verify_mode")
+    if verify_precision not in VERIFY_PRECISIONS:
+        given = f"verify_precision is {verify_precision!r}"
+        raise RequestError(f"{given}: use one of {VERIFY_PRECISIONS}", param="verify_precision")
     if checkpoint_block_size == 1 and block_size not in (None, 1):
         raise RequestError(f"block_size is {block_size!r}: there is no drafter, decoding is plain", param="block_size")
     block = checkpoint_block_size if block_size is None else _whole("block_size", block_size, 1, checkpoint_block_size)
@@ -98,6 +105,7 @@ def make_request(
         max_tokens=_whole("max_tokens", max_tokens, 1, 1 << 31),
         block_size=1 if verify_mode == "off" else block,
         verify_mode=verify_mode,
+        verify_precision=verify_precision,
         automatic=block_size is None,
         seeded=seed is not None,
         seed=int.from_bytes(os.urandom(7)) if seed is None else _whole("seed", seed, 0, (1 << 64) - 1),

@@ -12,7 +12,8 @@ from ..drafter.propose import Drafter
 from ..errors import RequestError
 from ..target.adapter import Target
 from ..target.copies import compact_state, renewed
-from ..target.rollback import Transaction, flatten, is_trimmable
+from ..target.one_by_one import OpenBlock
+from ..target.rollback import flatten, is_trimmable
 
 _MARKS_KEPT = 4  # the last turns' starts: enough for retry and undo; a mark of a sliding target pins a window
 
@@ -34,7 +35,7 @@ class DecodeState:
         self._drafter = drafter
         self._keeps_marks = keeps_marks
         self._claims = 0
-        self.pending: Transaction | None = None  # of a block that is being verified
+        self.pending: OpenBlock | None = None  # of a block that is being verified
         self.reset()
 
     def belongs_to(self, target: Target, drafter: Drafter | None) -> bool:

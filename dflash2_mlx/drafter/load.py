@@ -37,16 +37,8 @@ def load_drafter(
     compute = wanted.dtype if wanted else compute_dtype(dtype)
     raw = read_config(folder)
     config = narrowed(parse_config(raw), draft_window, draft_sink)
-    _refuse_foreign_packing(raw)
-    weights = DraftModel.sanitize(read_weights(folder))
-    model = DraftModel(config)
-    _mirror_packing(model, weights)
-    try:
-        model.load_weights(list(weights.items()), strict=True)
-    except ValueError as error:
-        raise CheckpointError(f"the weights in {folder} do not fit their config: {error}") from None
-    stored = {a.dtype for a in weights.values() if mx.issubdtype(a.dtype, mx.floating)}
-    model.set_dtype(compute or (mx.float32 if stored == {mx.float32} else mx.bfloat16))
+    model, stored = checked_model(folder, raw, config)
+    model.set_dtype(compute or stored)
     if wanted:
         quantize(model, wanted)
     elif dequantize:
@@ -55,6 +47,23 @@ def load_drafter(
     model.eval()
     mx.eval(model.parameters())
     return Drafter(model, quantization=describe(model), notes=_notes(config))
+
+
+def checked_model(folder: Path, raw: dict[str, Any], config: DrafterConfig) -> tuple[DraftModel, mx.Dtype]:
+    """The model in `folder`, packed as its weights are, and the dtype for it: float32 where all are, else bfloat16.
+
+    Everything is checked, but no weight is read until it is evaluated. Raises CheckpointError as `load_drafter` does.
+    """
+    _refuse_foreign_packing(raw)
+    weights = DraftModel.sanitize(read_weights(folder))
+    model = DraftModel(config)
+    _mirror_packing(model, weights)
+    try:
+        model.load_weights(list(weights.items()), strict=True)
+    except ValueError as error:
+        raise CheckpointError(f"the weights in {folder} do not fit their config: {error}") from None
+    floating = {a.dtype for a in weights.values() if mx.issubdtype(a.dtype, mx.floating)}
+    return model, mx.float32 if floating == {mx.float32} else mx.bfloat16
 
 
 def _notes(config: DrafterConfig) -> tuple[str, ...]:

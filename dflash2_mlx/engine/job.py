@@ -44,12 +44,22 @@ class Listener(Protocol):
 
 
 class Job:
-    """A request with its pair. `borders` are positions in its prompt that other prompts may branch off from."""
+    """A request with its pair. `borders` are positions in its prompt that other prompts may branch off from.
+
+    Without `use_cache` it takes no prefix up and leaves none.
+    """
 
     def __init__(
-        self, pair: Pair, request: Request, listener: Listener, *, borders: frozenset[int] = frozenset()
+        self,
+        pair: Pair,
+        request: Request,
+        listener: Listener,
+        *,
+        borders: frozenset[int] = frozenset(),
+        use_cache: bool = True,
     ) -> None:
         self.pair, self.request, self.listener, self.borders = pair, request, listener, borders
+        self.use_cache = use_cache
         self.number = next(_numbers)
         self.stats: Stats = pair.new_stats(request.block_size, request.verify_mode)
         self.submitted = time.monotonic()
@@ -109,23 +119,27 @@ class Job:
 
     def _begin(self, cache: PrefixCache, snapshot_every: int) -> Generator[TokenStep]:
         self.started = time.monotonic()
-        prompt = self.request.prompt
-        restored = cache.restore(self.pair, prompt)
-        self.state = restored.state
-        request = replace(
-            self.request,
-            borders=snapshot_points(
-                len(restored.state.tokens), len(prompt), {*self.borders, restored.known}, snapshot_every
-            ),
-            at_border=lambda state: cache.store(self.pair, state),
-            cancelled=self.cancelled.is_set,
-            turns=True,
-        )
+        request = replace(self.request, cancelled=self.cancelled.is_set, turns=True)
+        if self.use_cache:
+            prompt = self.request.prompt
+            restored = cache.restore(self.pair, prompt)
+            self.state = restored.state
+            wanted = {*self.borders, restored.known}
+            request = replace(
+                request,
+                borders=snapshot_points(len(restored.state.tokens), len(prompt), wanted, snapshot_every),
+                at_border=lambda state: cache.store(self.pair, state),
+            )
+        else:
+            drafter = self.pair.drafter if request.block_size > 1 else None
+            self.state = DecodeState(self.pair.target, drafter, keeps_marks=False)
         chooser = self.pair.chooser(request)
         return generate_tokens(self.pair.target, self.pair.drafter, request, self.state, self.stats, chooser)
 
     def _keep(self, cache: PrefixCache) -> None:
         """The whole of it, a cancelled prefill too."""
+        if not self.use_cache:
+            return
         try:
             if self._steps is not None and self.state is not None:
                 self._steps.close()  # the caches stand at the emitted tokens then

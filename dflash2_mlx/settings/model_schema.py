@@ -27,6 +27,7 @@ NULL_MEANS: dict[str, Any] = {
     "dflash_draft_quant_activation_bits": 16,
     "dflash_draft_quant_group_size": 64,
     "dflash_verify_mode": "adaptive",
+    "dflash_verify_precision": "fast",
 }
 
 _LARGEST = 2**63 - 1  # bytes
@@ -121,6 +122,12 @@ class ModelSettings(BaseModel):
         None,
         "Verify mode",
         "adaptive: the block size follows what is measured, down to plain decoding; dflash: one block size; off: plain",
+        "DFlash",
+    )
+    dflash_verify_precision: Literal["fast", "reference"] | None = _field(
+        None,
+        "Verify precision",
+        "fast: a block in one pass; reference: one row at a time, as exact as plain decoding and no faster",
         "DFlash",
     )
     dflash_max_ctx: int | None = _whole(

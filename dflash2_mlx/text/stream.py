@@ -59,10 +59,11 @@ def stream_generate(
 
     Parameters: max_tokens (256), temperature (0: greedy), top_p, top_k, min_p, repetition_penalty, presence_penalty,
     frequency_penalty and their *_context_size (20), logit_bias, seed, block_size (the checkpoint's; 1 decodes
-    plainly), verify_mode ("dflash" or "off"), logprobs (number of alternatives; 0: the chosen token only),
-    prefill_step_size (2048), progress(done, total), cancelled(). `stop` is a string or up to four;
-    `eos_token_ids` defaults to the tokenizer's. `state` (see `Pair.new_state`) carries the caches from call to call:
-    the longest prefix of the prompt that it holds is not run again.
+    plainly), verify_mode ("adaptive", "dflash" or "off"), verify_precision ("fast", or "reference": one row at a time,
+    for comparison), logprobs (number of alternatives; 0: the chosen token only), prefill_step_size (2048),
+    progress(done, total), cancelled(). `stop` is a string or up to four; `eos_token_ids` defaults to the tokenizer's.
+    `state` (see `Pair.new_state`) carries the caches from call to call: the longest prefix of the prompt that it holds
+    is not run again.
 
     Everything is checked at the call, not at the first step: RequestError names the parameter. Closing the iterator,
     in any thread, leaves `state` at the emitted tokens.

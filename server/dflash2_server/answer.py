@@ -189,7 +189,7 @@ def timings(stats: Stats) -> dict[str, Any]:
 
 def engine(stats: Stats) -> dict[str, Any]:
     """What was in force for a request."""
-    names = ("engine", "block_size", "verify_mode", "draft_quant", "fallback_reason")
+    names = ("engine", "block_size", "verify_mode", "draft_quant", "fallback_reason", "width_reason", "cycles_by_width")
     figures = stats.as_dict()
     return {name: figures[name] for name in names}
 

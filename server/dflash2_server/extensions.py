@@ -21,7 +21,7 @@ JsonObject = Annotated[dict[str, Any], AfterValidator(_finite)]
 
 
 class DFlashOptions(BaseModel):
-    """`{"enabled": false}` decodes this request plainly; otherwise the block size and the mode may be set."""
+    """`{"enabled": false}` decodes this request plainly; otherwise block size, mode and precision may be set."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -30,10 +30,13 @@ class DFlashOptions(BaseModel):
         default=None, description="rows of a verify block, the anchor included; 1 is plain decoding"
     )
     verify_mode: str | None = Field(default=None, description="adaptive, dflash or off")
+    verify_precision: str | None = Field(
+        default=None, description="fast, or reference: one row at a time, for comparison"
+    )
 
     def parameters(self) -> dict[str, Any]:
         """The parameters for the runtime, which checks their values. `enabled: false` wins over the others."""
         if self.enabled is False:
             return {"verify_mode": "off"}
-        given = {"block_size": self.block_size, "verify_mode": self.verify_mode}
-        return {name: value for name, value in given.items() if value is not None}
+        names = ("block_size", "verify_mode", "verify_precision")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}

@@ -30,7 +30,8 @@ class Inference:
     (`{"type": "function", "function": {"name", "description", "parameters"}}`).
     `parameters` are `stream_generate`'s, only those that the request gives: max_tokens, temperature, top_p, top_k,
     min_p, repetition_penalty, presence_penalty, frequency_penalty and their *_context_size, logit_bias, seed, stop,
-    ignore_eos, logprobs (number of alternatives, 0: the chosen token's only), block_size, verify_mode.
+    ignore_eos, logprobs (number of alternatives, 0: the chosen token's only), block_size, verify_mode,
+    verify_precision.
     `grammar` constrains the answer: "json_object", a JSON schema, or None. `thinking_budget` is the most tokens of
     reasoning. `template_arguments` go to the chat template as they are. With `continue_final` an assistant's last
     message is gone on with, instead of being answered.
@@ -74,7 +75,8 @@ class Done:
     """The last event, exactly once.
 
     `timings` has prompt_n, prompt_ms, predicted_n, predicted_ms, predicted_per_second, cache_n, draft_n,
-    draft_n_accepted, tokens_per_cycle; `engine` has engine, block_size, verify_mode, draft_quant, fallback_reason.
+    draft_n_accepted, tokens_per_cycle; `engine` has engine, block_size, verify_mode, draft_quant, fallback_reason,
+    width_reason, cycles_by_width.
     `stop_sequence` is the stop string that ended the answer, None where it ended otherwise.
     """
 

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from dflash2_mlx.settings.model import ModelSettings
 
 if TYPE_CHECKING:
+    from dflash2_mlx.decode.exactness import ExactnessReport
+    from dflash2_mlx.decode.width_figures import WidthFigures
     from dflash2_mlx.settings.server import ServerSettings, SettingInForce
     from dflash2_server.downloads.queue import Downloads
     from dflash2_server.events import EventBus
     from dflash2_server.inference import Service
     from dflash2_server.logs import LogBuffer
+    from dflash2_server.work import BenchJobs, Quantizations
 
 ModelState = Literal["unloaded", "waiting", "loading", "ready", "unloading", "failed"]
 DraftState = Literal["active", "fallback", "off"]
@@ -81,6 +84,8 @@ class Running:
     idle_seconds_left: float | None  # until the idle limit unloads it; None: never
     figures: PairFigures
     notes: tuple[str, ...] = ()  # settings that are kept but not in force, each with its reason
+    widths: WidthFigures | None = None  # what the width controller knows and does; None without a drafter
+    exactness: ExactnessReport | None = None  # whether a verify gives the single-row logits here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +197,7 @@ class Management(Protocol):
 
     `events` tells of every change: kinds model (data: a view's id and state), load (id, stage, share), download (a
     task), settings (id and changed names), figures (a `LiveFigures`, each second while something happens), library
-    (the folders were looked at again), removed.
+    (the folders were looked at again), removed, bench and quantize (see `work`).
     """
 
     @property
@@ -203,6 +208,12 @@ class Management(Protocol):
 
     @property
     def downloads(self) -> Downloads: ...
+
+    @property
+    def benches(self) -> BenchJobs: ...
+
+    @property
+    def quantizations(self) -> Quantizations: ...
 
     @property
     def events(self) -> EventBus: ...

@@ -23,6 +23,8 @@ from dflash2_mlx.settings.server import (
     write_server_settings,
 )
 from dflash2_mlx.settings.store import ModelSettingsStore
+from dflash2_server.bench.jobs import Benches
+from dflash2_server.bench.store import BenchStore
 from dflash2_server.catalog import Catalog
 from dflash2_server.downloads.queue import Downloads
 from dflash2_server.events import EventBus
@@ -32,6 +34,8 @@ from dflash2_server.management import ActiveRequest, Estimate, LiveFigures, Mode
 from dflash2_server.pool.entry import Entry
 from dflash2_server.pool.figures import Sampler, active_request
 from dflash2_server.pool.pool import Pool
+from dflash2_server.quantize.jobs import QuantizeJobs
+from dflash2_server.quantize.output import own_folder
 from dflash2_server.served import check_block_size
 from dflash2_server.service import EngineService, ssd_folder
 from dflash2_server.views import idle_limit, pending, view_of
@@ -64,11 +68,19 @@ class Manager:
         events: EventBus,
         logs: LogBuffer,
         source: SettingsSource,
+        own_models: Path | None = None,
     ) -> None:
+        """`own_models` is where models go that are made here and for which no folder is configured."""
         self.catalog = Catalog(library, store, pool)
         self._service = EngineService(pool.engine, pool, self.catalog)
         self._downloads, self._events, self._logs = downloads, events, logs
         self._pool, self._library, self._store, self._source = pool, library, store, source
+        self._benches = Benches(
+            self.catalog, self._service, BenchStore(store.path.with_name("benches")), events.publish
+        )
+        self._quantizations = QuantizeJobs(
+            library, self.catalog.any, self._model_folders, events.publish, own=own_models or own_folder()
+        )
         self._sampler = Sampler(pool.engine)
         self._housekeeping: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[Any]] = set()
@@ -84,6 +96,14 @@ class Manager:
     @property
     def downloads(self) -> Downloads:
         return self._downloads
+
+    @property
+    def benches(self) -> Benches:
+        return self._benches
+
+    @property
+    def quantizations(self) -> QuantizeJobs:
+        return self._quantizations
 
     @property
     def events(self) -> EventBus:
@@ -248,6 +268,8 @@ class Manager:
                 self._spawn(self._load_quietly(name))
 
     async def stop(self) -> None:
+        await self._benches.close()
+        await asyncio.to_thread(self._quantizations.close)
         for task in list(self._background):
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -348,6 +370,11 @@ class Manager:
             log.warning("%s", error)
         except DFlashError:
             pass
+
+    def _model_folders(self) -> list[Path]:
+        """Those that the user has named."""
+        download = self.settings.download_folder
+        return [*self.settings.model_folders, *([download] if download is not None else [])]
 
     def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.create_task(work)

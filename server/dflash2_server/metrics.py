@@ -10,9 +10,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from dflash2_mlx.decode.width_figures import WidthFigures
 from dflash2_mlx.engine.totals import Totals
 from dflash2_mlx.engine.worker import Engine
 from dflash2_server.served import ServedPair
+from dflash2_server.width_metrics import width_metrics
 
 _LABEL = ("model_name",)
 
@@ -24,7 +26,14 @@ class EngineCollector(Collector):
         self._engine, self._served = engine, served
 
     def collect(self) -> Iterator[Metric]:
-        pairs = [_PairMetrics(pair.name, self._engine.totals_of(pair.pair)) for pair in self._served]
+        pairs = [
+            _PairMetrics(
+                pair.name,
+                self._engine.totals_of(pair.pair),
+                pair.pair.widths.figures() if pair.pair.widths is not None else None,
+            )
+            for pair in self._served
+        ]
         for families in zip(*(pair.collect() for pair in pairs), strict=True):
             for other in families[1:]:
                 families[0].samples += other.samples
@@ -56,11 +65,12 @@ class EngineCollector(Collector):
 class _PairMetrics:
     """The families of one pair, always the same ones in the same order."""
 
-    def __init__(self, model: str, totals: Totals) -> None:
-        self._model, self._totals = model, totals
+    def __init__(self, model: str, totals: Totals, widths: WidthFigures | None) -> None:
+        self._model, self._totals, self._widths = model, totals, widths
 
     def collect(self) -> Iterator[Metric]:
         yield from self._speculation()
+        yield from width_metrics(self._model, self._widths)
         yield from self._requests()
 
     def _speculation(self) -> Iterator[Metric]:

@@ -16,6 +16,7 @@ from dflash2_server.library.models import DEMO, LocalModel
 from dflash2_server.logs import LogBuffer
 from dflash2_server.manager import Manager, SettingsSource
 from dflash2_server.pool.pool import Pool
+from dflash2_server.quantize.output import own_folder
 from dflash2_server.service import start_engine
 
 
@@ -33,6 +34,8 @@ def open_manager(settings: ServerSettings, args: argparse.Namespace | None = Non
     logs.attach()
     store = ModelSettingsStore()
     folders = [*settings.model_folders, *([settings.download_folder] if settings.download_folder else [])]
+    if own_folder().is_dir():
+        folders.append(own_folder())
     library = Library(folders, _hub_cache(settings), incoming=lambda: downloads.incoming(), extra=extra)
     downloads = Downloads(
         store.path.with_name("downloads.json"),

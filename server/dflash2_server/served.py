@@ -232,6 +232,8 @@ class ServedPair:
         found = {name: value for name in _SAMPLING if (value := getattr(mine, name)) is not None}
         if self.pair.drafter is not None:
             found["verify_mode"] = self.verify_mode
+            if mine.dflash_verify_precision is not None:
+                found["verify_precision"] = mine.dflash_verify_precision
             if mine.dflash_block_size is not None:
                 found["block_size"] = mine.dflash_block_size
         return found

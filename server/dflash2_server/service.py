@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -95,11 +95,15 @@ class EngineService:
         self.engine.close()
         self._text_thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _aside(self, function: Callable[[], T]) -> T:
+    def with_texts(self, function: Callable[[], T]) -> Future[T]:
+        """Run what uses a loaded model's tokenizer on the thread for that. Raises EngineBusy once it is closed."""
         try:
-            waiting = self._text_thread.submit(function)
+            return self._text_thread.submit(function)
         except RuntimeError:  # the thread has been shut down
             raise EngineBusy(CLOSING) from None
+
+    async def _aside(self, function: Callable[[], T]) -> T:
+        waiting = self.with_texts(function)
         try:
             return await asyncio.wrap_future(waiting)
         except asyncio.CancelledError:

@@ -77,6 +77,8 @@ def running_of(entry: Entry, served: ServedPair, catalog: Catalog) -> Running:
         idle_seconds_left=None if limit is None or requests else max(0.0, limit - entry.idle_seconds),
         figures=pair_figures(catalog.pool.engine, pair),
         notes=tuple(notes),
+        widths=pair.widths.figures() if pair.widths is not None else None,
+        exactness=getattr(pair, "exactness", None),
     )
 
 

@@ -205,7 +205,8 @@ def test_lists_and_secrets_of_the_server() -> None:
 def test_defaults_and_limits_in_words() -> None:
     assert shown(FACTS["dflash_in_memory_cache_max_bytes"], 8 << 30) == "8 GiB"
     assert shown(FACTS["dflash_draft_quant_weight_bits"], None) == "4"
-    assert shown(FACTS["dflash_block_size"], None) == "empty"
+    assert shown(FACTS["dflash_block_size"], None) == "automatic"
+    assert shown(FACTS["dflash_max_ctx"], None) == "empty"
     assert limits(FACTS["dflash_in_memory_cache_max_entries"]) == "1 to 128"
     assert limits(FACTS["dflash_block_size"]) == "at least 1"
 
@@ -298,7 +299,7 @@ def url() -> Iterator[str]:
     [
         ("/", "Models"), ("/models", "Models"), (f"/models/{catalog.TARGET}", f"Settings of {catalog.TARGET}"),
         ("/models/org/none", "Settings of org/none"), ("/downloads", "Downloads"), ("/settings", "Settings"),
-        ("/chat", "Chat"), ("/live", "Live"), ("/logs", "Logs"), ("/login", "Login"),
+        ("/chat", "Chat"), ("/live", "Live"), ("/bench", "Bench"), ("/logs", "Logs"), ("/login", "Login"),
     ],
 )  # fmt: skip
 def test_every_page_is_served_and_needs_nothing_from_elsewhere(url: str, path: str, title: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from dflash2_mlx.decode.width_figures import WidthFigures
 from dflash2_mlx.errors import CheckpointError, EngineBusy, ModelNotFound, RequestError
 from dflash2_mlx.settings import ServerSettings
 from dflash2_mlx.settings.model import ModelSettings
@@ -34,6 +35,8 @@ from tests.manager.fake_downloads import FakeDownloads
 from tests.manager.fake_figures import Figures
 from tests.manager.fake_globals import FakeGlobals
 from tests.manager.fake_service import FakeService
+from tests.manager.fake_widths import Widths, exactness
+from tests.manager.fake_work import FakeBenches, FakeQuantizations
 
 log = logging.getLogger("dflash2_server.manager")
 # What a load goes through: stage and share of it.
@@ -54,7 +57,10 @@ class FakeManager:
         self.logs = LogBuffer(secrets=[key.get_secret_value() for key in self.settings.api_key])
         self.service: Any = FakeService(self)
         self.downloads: Any = FakeDownloads(self.events.publish, self._downloaded)
+        self.benches = FakeBenches(self.events.publish, self.model)
+        self.quantizations = FakeQuantizations(self.events.publish, self.model, self._downloaded)
         self.live = Figures()
+        self.widths: dict[str, Widths] = {}  # by model
         self.globals = FakeGlobals(self.settings)
         self.step: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(step_seconds)
         self.failures: dict[str, Exception] = {catalog.DAMAGED: CheckpointError(catalog.LOAD_ERROR)}
@@ -117,6 +123,7 @@ class FakeManager:
         before, self._memory = self._memory, self._memory - view.running.memory_bytes
         del self.live.weights[view.id]
         self.live.pairs.pop(view.id, None)
+        self.benches.model_gone(view.id)
         self.live.requests = [request for request in self.live.requests if request.model != view.id]
         self._put(view.id, state="unloaded", running=None, requires_reload=())
         log.info("%s unloaded: %.2f GB freed", view.id, (before - self._memory) / 1e9)
@@ -183,14 +190,19 @@ class FakeManager:
         )
 
     async def tick(self) -> None:
-        """One second passes: figures, downloads, reloads that waited."""
+        """One second passes: figures, downloads, benches, quantise jobs, reloads that waited."""
         self.live.tick()
         self.downloads.tick()
+        self.benches.tick()
+        self.quantizations.tick()
         for view in list(self._views.values()):
             if view.running is not None:
                 figures = self.live.pairs.get(view.id, PairFigures())
                 mine = sum(request.model == view.id for request in self.live.requests)
-                self._views[view.id] = replace(view, running=replace(view.running, figures=figures, requests=mine))
+                if view.id in self.widths:
+                    self.widths[view.id].tick()
+                running = replace(view.running, figures=figures, requests=mine, widths=self._widths(view.id))
+                self._views[view.id] = replace(view, running=running)
                 if view.requires_reload and not mine:
                     await self._reload(view.id)
         self.events.publish("figures", asdict(self.figures()))
@@ -246,6 +258,9 @@ class FakeManager:
         speculating = drafter is not None and fit is not None
         quantised = bool(settings.dflash_draft_quant_enabled)
         size = view.size + (self._views[drafter].size // (4 if quantised else 1) if speculating and drafter else 0)
+        self.widths.pop(view.id, None)
+        if fit is not None and speculating:
+            self.widths[view.id] = Widths(fit.block_size)
         return Running(
             engine=fit.engine if fit is not None and speculating else "plain",
             state="active" if speculating else "off",
@@ -261,7 +276,12 @@ class FakeManager:
             memory_bytes=size,
             idle_seconds_left=float(settings.ttl_seconds) if settings.ttl_seconds else None,
             figures=self.live.pairs.get(view.id, PairFigures()),
+            widths=self._widths(view.id),
+            exactness=exactness(fit.block_size) if fit is not None and speculating else None,
         )
+
+    def _widths(self, model: str) -> WidthFigures | None:
+        return self.widths[model].figures() if model in self.widths else None
 
     def _drafter_of(self, view: ModelView, settings: ModelSettings) -> str | None:
         """The id of the drafter that is set, where it fits."""

@@ -52,6 +52,7 @@ async def managed(root: Path, models: Path, **settings: Any) -> AsyncIterator[Ma
         events=events,
         logs=LogBuffer(),
         source=source,
+        own_models=root / "own",
     )
     try:
         await manager.start()

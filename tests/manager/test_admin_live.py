@@ -206,7 +206,9 @@ def test_all_routes_are_in_the_schema_and_in_the_docs(client: TestClient) -> Non
         f"GET {API}/hf/tasks", f"POST {API}/hf/cancel/{{task}}", f"POST {API}/hf/retry/{{task}}",
         f"DELETE {API}/hf/tasks/{{task}}", f"GET {API}/hf/search", f"GET {API}/stats", f"GET {API}/activity",
         f"GET {API}/logs", f"GET {API}/global-settings", f"POST {API}/global-settings", f"GET {API}/events",
-        f"POST {API}/login", f"POST {API}/logout",
+        f"POST {API}/login", f"POST {API}/logout", f"POST {API}/bench/start", f"GET {API}/bench",
+        f"GET {API}/bench/{{id}}/stream", f"GET {API}/bench/{{id}}/results", f"POST {API}/bench/{{id}}/cancel",
+        f"POST {model}/quantize", f"GET {API}/quantize", f"POST {API}/quantize/{{id}}/cancel",
     }  # fmt: skip
     assert found == documented()
     events = paths[EVENTS]["get"]

@@ -39,6 +39,8 @@ ENGINE = {
     "verify_mode": "dflash",
     "draft_quant": None,
     "fallback_reason": None,
+    "width_reason": "block 5, as asked for",
+    "cycles_by_width": {"5": 1},
 }
 DEMO = ModelInfo(
     id="demo",

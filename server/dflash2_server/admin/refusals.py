@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from dflash2_mlx.errors import CheckpointError, PairError, TargetError
+from dflash2_mlx.errors import CheckpointError, EngineBusy, PairError, TargetError
 from dflash2_server.downloads.faults import Failure
 from dflash2_server.downloads.task import ErrorKind
 from dflash2_server.errors import Refusal, refusal
+from dflash2_server.work import BenchJob
 
 # 401 would be about the key of this server, which is not what the Hub refuses.
 _HUB: dict[ErrorKind, int] = {
@@ -45,6 +46,37 @@ def hub_refusals() -> Iterator[None]:
         told = refusal(_HUB[kind], str(failure), code=f"hub_{kind.replace(' ', '_')}")
         wait = None if failure.wait is None else max(1, math.ceil(failure.wait))
         raise Refusal(replace(told, retry_after=wait)) from failure
+
+
+@contextmanager
+def work_refusals(kind: str) -> Iterator[None]:
+    """Work of which there is one at a time: 409 while another one runs."""
+    try:
+        yield
+    except EngineBusy as error:
+        raise Refusal(refusal(409, " ".join(str(error).split()), code=f"{kind}_runs")) from error
+
+
+def no_bench(id: str) -> Refusal:
+    """There is no such bench."""
+    message = f"there is no bench {id!r:.100}: GET /admin/api/bench lists them"
+    return Refusal(refusal(404, message, code="bench_not_found", param="id"))
+
+
+def not_measured(job: BenchJob) -> Refusal:
+    """A bench without a result, yet or for good."""
+    if not job.ended:
+        message = f"the bench {job.id} runs still: follow GET /admin/api/bench/{job.id}/stream, or cancel it"
+        return Refusal(refusal(409, message, code="bench_runs", param="id"))
+    why = f": {job.error}" if job.error else ""
+    message = f"the bench {job.id} was {job.state} before its first sample{why}"
+    return Refusal(refusal(409, message, code="bench_without_samples", param="id"))
+
+
+def no_quantize_job(id: str) -> Refusal:
+    """There is no such quantise job."""
+    message = f"there is no quantise job {id!r:.100}: GET /admin/api/quantize lists them"
+    return Refusal(refusal(404, message, code="quantize_not_found", param="id"))
 
 
 def no_download(id: str) -> Refusal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from dflash2_server.admin import globals, hub, live, models, settings
+from dflash2_server.admin import benches, globals, hub, live, models, quantize, settings
 
 
 def routers() -> list[APIRouter]:
@@ -12,4 +12,5 @@ def routers() -> list[APIRouter]:
 
     The settings come before the models: an id may have slashes, so that of a model would take their path.
     """
-    return [settings.router, models.router, hub.router, live.router, globals.router]
+    parts = (settings, models, benches, quantize, hub, live, globals)
+    return [part.router for part in parts]

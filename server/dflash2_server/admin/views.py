@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import Any
 
+from dflash2_mlx.decode.width_figures import WidthFigures
 from dflash2_mlx.settings.model import ModelSettings, field_facts, not_in_force, stored
 from dflash2_mlx.settings.server import SettingInForce
 from dflash2_server.management import Estimate, ModelView, Running, Saved, Unloaded
@@ -23,8 +24,19 @@ def model_json(view: ModelView) -> dict[str, Any]:
 
 
 def running_json(running: Running) -> dict[str, Any]:
-    """A loaded pair as it runs, its figures included."""
-    return asdict(running)
+    """A loaded pair as it runs, with its figures and those of its width controller."""
+    return asdict(replace(running, widths=None, exactness=None)) | {
+        "widths": None if running.widths is None else widths_json(running.widths),
+        "exactness": None if running.exactness is None else running.exactness.as_dict(),
+    }
+
+
+def widths_json(widths: WidthFigures) -> dict[str, Any]:
+    """By width from 1 on, which is plain decoding; the depths of `costs` are texts, as JSON has them."""
+    return {field.name: getattr(widths, field.name) for field in fields(widths)} | {
+        "costs": {str(depth): seconds for depth, seconds in widths.costs.items()},
+        "acceptance": dict(widths.acceptance),
+    }
 
 
 def pair_json(view: ModelView) -> dict[str, Any]:

@@ -76,6 +76,12 @@ class Library:
         with self._lock:
             self._scan = self._look()
 
+    def add_folder(self, folder: Path) -> None:
+        """Look into one more folder, from the next refresh on."""
+        with self._lock:
+            if _absolute(folder) not in self._folders:
+                self._folders.append(_absolute(folder))
+
     def get(self, name: str) -> LocalModel:
         """By id, repository id, or the path of a folder that is listed. Raises ModelNotFound with similar names."""
         listed = self.models()

@@ -39,6 +39,7 @@ class Entry:
     memory_bytes: int = 0
     coming: int = 0  # requests on their way to the engine
     awaited: int = 0  # requests that wait for it to be loaded
+    held: int = 0  # benches on it: they end within a sample of its unloading
     reloading: bool = False  # unloaded only to be loaded again
     refused: ModelSettings | None = None  # a reload with these has failed: it is not tried again
     task: asyncio.Task[None] | None = field(default=None, repr=False)  # the load under way
@@ -82,6 +83,20 @@ class Entry:
             yield
         finally:
             self.awaited -= 1
+
+    @contextmanager
+    def held_loaded(self) -> Iterator[ServedPair]:
+        """Around work of many requests: between them it does not count as idle, and unloading waits for its end.
+
+        Whoever holds it looks at `state`, and ends where that is not ready any more.
+        """
+        assert self.served is not None, "only what is ready is held"
+        self.held += 1
+        try:
+            yield self.served
+        finally:
+            self.held -= 1
+            self.last_used = time.time()
 
     @contextmanager
     def claimed(self) -> Iterator[ServedPair]:

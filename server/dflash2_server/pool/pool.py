@@ -64,7 +64,7 @@ class Pool:
         return entry.coming + (len(self.engine.jobs(entry.pair)) if entry.pair is not None else 0)
 
     def is_idle(self, entry: Entry) -> bool:
-        return entry.state == "ready" and self.requests(entry) + entry.awaited == 0
+        return entry.state == "ready" and self.requests(entry) + entry.awaited + entry.held == 0
 
     def not_planned(self, model_id: str, error: Exception) -> None:
         """Keep the reason why a load did not even begin."""
@@ -106,7 +106,7 @@ class Pool:
             raise RequestError(f"{entry.id} is not loaded", param="model")
         self._closes(entry)
         try:
-            while self.requests(entry):
+            while self.requests(entry) + entry.held:
                 await asyncio.sleep(_POLL_SECONDS)
         except asyncio.CancelledError:
             self._stays(entry)
@@ -123,7 +123,7 @@ class Pool:
         now = time.time()
         for entry in self.ready():
             limit = idle_limit(entry)
-            if self.requests(entry) + entry.awaited:
+            if self.requests(entry) + entry.awaited + entry.held:
                 entry.last_used = now
             elif limit is not None and now - entry.last_used >= limit:
                 log.info("%s is unloaded: it was idle for %.0f s", entry.id, now - entry.last_used)

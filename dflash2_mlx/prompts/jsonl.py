@@ -1,0 +1,112 @@
+"""Prompts from a JSON Lines file of the user's: one object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dflash2_mlx.errors import RequestError
+from dflash2_mlx.prompts.model import Prompt
+
+# Columns that hold the question, in the order in which they are looked for: our own, then those of the known sets.
+COLUMNS = ("messages", "prompt", "turns", "question", "problem", "text")
+OTHER = "other"  # the kind where a line does not tell it
+_ROLES = ("system", "user", "assistant")
+
+
+def from_jsonl(path: Path, limit: int | None = None) -> list[Prompt]:
+    """The prompts of a file, the first `limit` where it is given.
+
+    A line holds `prompt` (a text) or `messages` (role and content, a user's last), and may have `kind` and `id`; the
+    columns of the known sets (`question`, `problem`, `text`, `turns`: the first of them) are read too. Raises
+    RequestError that names file and line.
+    """
+    check_limit(limit)
+    found: list[Prompt] = []
+    for number, row in rows(path):
+        if limit is not None and len(found) == limit:
+            break
+        found.append(_prompt(row, number, path))
+    if not found:
+        raise RequestError(f"{path} holds no prompts: one JSON object a line is expected", param="prompts")
+    return found
+
+
+def rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects with the numbers of their lines; empty lines are passed over. Raises RequestError."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, _object(line, f"{path}:{number}")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{path} is no UTF-8 text: {error.reason}", param="prompts") from None
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror or error}", param="prompts") from None
+
+
+def question(row: Mapping[str, Any], columns: tuple[str, ...] = COLUMNS) -> tuple[Mapping[str, str], ...]:
+    """The messages of a row. Raises ValueError that says what is wrong with it."""
+    column = next((name for name in columns if row.get(name) is not None), None)
+    if column is None:
+        raise ValueError(f"none of {', '.join(columns)} is there; it has {', '.join(sorted(row)) or 'nothing'}")
+    value = row[column]
+    if column == "messages":
+        return _messages(value)
+    if isinstance(value, list) and value:  # turns: later ones hang on the answers to those before
+        value = value[0]
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{column} is no text, or an empty one")
+    return ({"role": "user", "content": value},)
+
+
+def check_limit(limit: int | None) -> None:
+    """Raises RequestError where it is not at least 1."""
+    if limit is not None and limit < 1:
+        raise RequestError(f"a limit of {limit} prompts: it has to be 1 or more", param="limit")
+
+
+def _prompt(row: Mapping[str, Any], number: int, path: Path) -> Prompt:
+    try:
+        kind = _name(row, "kind", OTHER)
+        return Prompt(id=_name(row, "id", f"{path.stem}-{number}"), kind=kind, messages=question(row), source=path.name)
+    except ValueError as error:
+        raise RequestError(f"{path}:{number}: {error}", param="prompts") from None
+
+
+def _name(row: Mapping[str, Any], key: str, otherwise: str) -> str:
+    value = row.get(key)
+    if value is None:
+        return otherwise
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value.strip() or len(value) > 80:
+        raise ValueError(f"{key} is to be a text of 1 to 80 signs")
+    return value
+
+
+def _object(line: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"{where}: no JSON ({error})", param="prompts") from None
+    if not isinstance(found, dict):
+        raise RequestError(f"{where}: a JSON object is expected, with one of {', '.join(COLUMNS)}", param="prompts")
+    return found
+
+
+def _messages(value: Any) -> tuple[Mapping[str, str], ...]:
+    if not isinstance(value, list) or not value:
+        raise ValueError("messages is no list, or an empty one")
+    found = []
+    for message in value:
+        role = message.get("role") if isinstance(message, dict) else None
+        content = message.get("content") if isinstance(message, dict) else None
+        if role not in _ROLES or not isinstance(content, str):
+            raise ValueError(f"each message needs a role ({', '.join(_ROLES)}) and a text as content")
+        found.append({"role": role, "content": content})
+    if found[-1]["role"] != "user":
+        raise ValueError("the last message has to be the user's")
+    return tuple(found)

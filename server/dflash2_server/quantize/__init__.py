@@ -1,0 +1,1 @@
+"""Quantise jobs of the model manager: `dflash2-mlx quantize` in a process of its own."""

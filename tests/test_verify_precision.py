@@ -1,0 +1,220 @@
+"""Verify precision `reference`: rows one at a time, so that text and caches are those of plain decoding to the bit."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx import nn
+
+from dflash2_mlx.chat import options
+from dflash2_mlx.decode.request import Request, make_request
+from dflash2_mlx.decode.state import DecodeState
+from dflash2_mlx.errors import RequestError
+from dflash2_mlx.pairs import Pair
+from dflash2_mlx.target.adapter import Target
+from dflash2_mlx.target.bookmark import Bookmark
+from dflash2_mlx.target.one_by_one import OneByOne, verify
+from dflash2_server.extensions import DFlashOptions
+from tests import tiny
+from tests.proposers import ContextShape, Scripted
+from tests.running import decode, real_drafter, steps, subject
+
+REFERENCE = {"verify_precision": "reference"}
+PAST_THE_WINDOW = tiny.random_prompt(40, seed=1)
+DRAFTS = tiny.random_prompt(6, seed=2)
+# MLX's CPU backend multiplies by chosen experts in float32 alone.
+DENSE = ("llama_sliding", "gemma4", "qwen3_5", "lfm2", "mamba2", "falcon_h1")
+
+
+def feed(target: Target, caches: list[Any], tokens: Sequence[int], *, at_once: bool = False) -> list[mx.array]:
+    """Logits of each row (n, V), fed singly or as one chunk."""
+    groups = [list(tokens)] if at_once else [[token] for token in tokens]
+    rows = []
+    for group in groups:
+        rows.append(target(mx.array([group]), caches)[0])
+        mx.eval(rows[-1], [cache.state for cache in caches])
+    return rows
+
+
+def prefilled(target: Target, prompt: Sequence[int]) -> list[Any]:
+    caches = target.new_cache()
+    if prompt:
+        feed(target, caches, prompt, at_once=True)
+    return caches
+
+
+def halves(family: str) -> nn.Module:
+    """The family in bfloat16."""
+    model = tiny.build(family)
+    model.set_dtype(mx.bfloat16)
+    return model
+
+
+def packed(family: str) -> nn.Module:
+    """With 4-bit weights, in bfloat16 where MLX can."""
+    model = tiny.build(family)
+
+    def packs(_: str, module: nn.Module) -> bool:
+        return hasattr(module, "to_quantized") and module.weight.shape[-1] % 32 == 0
+
+    nn.quantize(model, group_size=32, bits=4, class_predicate=packs)
+    if family in DENSE:
+        model.set_dtype(mx.bfloat16)
+    return model.eval()
+
+
+# --- the block ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", [[], PAST_THE_WINDOW], ids=["empty", "past"])
+@pytest.mark.parametrize(
+    "family", ["llama", "llama_sliding", "gemma4_shared", "gpt_oss", "qwen3_5", "lfm2", "falcon_h1"]
+)
+def test_rows_and_what_is_left_are_bit_equal_to_plain_steps(family: str, prompt: list[int]) -> None:
+    target = subject(family).target
+    following = tiny.random_prompt(3, seed=3)
+    plain = feed(target, prefilled(target, prompt), DRAFTS)
+    for keep in (0, 1, 3, len(DRAFTS)):
+        caches = prefilled(target, prompt)
+        block, logits, taps = verify(target, caches, mx.array([DRAFTS]), one_by_one=True)
+        assert block.rows == len(DRAFTS)
+        assert mx.array_equal(logits[0], mx.concatenate(plain))
+        assert {tap.shape for tap in taps} == {(1, len(DRAFTS), target.hidden_size)}
+        if keep:
+            block.commit(keep)
+        block.abort()  # of a closed block: nothing
+        rows = feed(target, caches, following)
+        expected = prefilled(target, prompt)
+        feed(target, expected, DRAFTS[:keep])
+        assert all(mx.array_equal(a, b) for a, b in zip(rows, feed(target, expected, following), strict=True)), keep
+    with pytest.raises(RuntimeError, match="closed"):
+        block.commit(1)
+
+
+def test_taps_are_those_of_single_rows() -> None:
+    target = subject("gemma4").target
+    _, _, taps = verify(target, prefilled(target, [1, 2]), mx.array([DRAFTS]), one_by_one=True)
+    caches = prefilled(target, [1, 2])
+    for i, token in enumerate(DRAFTS):
+        _, single = target.with_taps(mx.array([[token]]), caches)
+        assert all(mx.array_equal(tap[:, i : i + 1], row) for tap, row in zip(taps, single, strict=True))
+
+
+def test_a_bookmark_undoes_rows_and_chunks() -> None:
+    for family in ("llama", "gpt_oss", "qwen3_5"):
+        target = subject(family).target
+        caches = prefilled(target, PAST_THE_WINDOW)
+        for _ in range(2):
+            before = Bookmark(caches)
+            rows = feed(target, caches, DRAFTS)
+            feed(target, caches, PAST_THE_WINDOW, at_once=True)
+            before.go_back()
+            before = Bookmark(caches)
+            assert all(mx.array_equal(a, b) for a, b in zip(rows, feed(target, caches, DRAFTS), strict=True))
+            before.go_back()
+
+
+# --- whole requests -----------------------------------------------------------------------------------------------
+
+
+def scripted(target: Target, text: Sequence[int], right: float = 0.6, *, checked: bool = True) -> Scripted:
+    return Scripted(target, text, ContextShape(1, target.hidden_size), right=right, checked=checked)
+
+
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [*((family, halves) for family in DENSE), *((family, packed) for family in (*DENSE[:3], "gpt_oss"))],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_greedy_text_is_that_of_plain_decoding_in_every_dtype(family: str, change: Any) -> None:
+    """In bfloat16 mlx-lm's own text may differ: it takes the best of rounded log-probabilities."""
+    target = Target(change(family))
+    target.prepare([1])
+    prompt = tiny.random_prompt(24, seed=4)
+    text = decode(target, scripted(target, [], checked=False), prompt, verify_mode="off", max_tokens=60).tokens
+    run = decode(target, scripted(target, [*prompt, *text]), prompt, block_size=5, max_tokens=60, **REFERENCE)
+    assert run.tokens == text
+    assert run.stats.cycles > 10
+    assert {0, 4} <= set(run.accepted)
+    assert run.state.tokens == [*prompt, *text[:-1]]
+
+
+def test_control_rejected_rows_that_stay_change_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = subject("llama")
+    prompt = of.prompt(20)
+    monkeypatch.setattr(Bookmark, "go_back", lambda self: None)
+    proposer = of.scripted(prompt, 60, right=0.6, checked=False)
+    assert decode(of.target, proposer, prompt, max_tokens=60, **REFERENCE).tokens != of.answer(prompt, 60)
+
+
+@pytest.mark.parametrize("family", ["gemma4", "qwen3_5"])
+def test_sampled_streams_are_those_of_fast_for_one_seed(family: str) -> None:
+    of = subject(family)
+    prompt = of.prompt(30)
+    law = {"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 5, "block_size": 4, "max_tokens": 60}
+    runs = [
+        decode(of.target, of.scripted(prompt, 60, right=0.9, checked=False), prompt, **law, **precision)
+        for precision in (REFERENCE, {"verify_precision": "fast"})
+    ]
+    assert runs[0].tokens == runs[1].tokens
+    assert runs[0].accepted == runs[1].accepted
+    assert len(set(runs[0].accepted)) > 1
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "falcon_h1"])
+def test_a_request_that_is_closed_in_the_middle_leaves_a_usable_state(family: str) -> None:
+    of = subject(family)
+    prompt = of.prompt(30)
+    state = DecodeState(of.target, proposer := of.scripted(prompt, 60, right=0.7))  # type: ignore[arg-type]
+    running = steps(of.target, proposer, prompt, state=state, max_tokens=60, **REFERENCE)
+    given = [token for _ in range(6) for token in next(running).tokens]
+    closing = threading.Thread(target=running.close)  # type: ignore[attr-defined]
+    closing.start()
+    closing.join()
+    assert state.tokens == [*prompt, *given][: len(state.tokens)]
+    again = decode(of.target, proposer, [*prompt, *given], state=state, max_tokens=60 - len(given), **REFERENCE)
+    assert again.stats.cached_tokens >= len(prompt)
+    assert [*given, *again.tokens] == of.answer(prompt, 60)
+
+
+# --- the parameter ------------------------------------------------------------------------------------------------
+
+
+def request(**parameters: Any) -> Request:
+    return make_request([1], vocab_size=9, checkpoint_block_size=8, **parameters)
+
+
+def test_the_parameter_is_checked_by_name() -> None:
+    assert request().verify_precision == "fast"
+    assert request(**REFERENCE).verify_precision == "reference"
+    for wrong in ("exact", None, 1, ["fast"]):
+        with pytest.raises(RequestError, match=r"verify_precision is .*'fast', 'reference'") as refusal:
+            request(verify_precision=wrong)
+        assert refusal.value.param == "verify_precision"
+
+
+def test_flag_chat_and_server_take_it() -> None:
+    assert options.parameter_name("verify-precision") == "verify_precision"
+    assert options.parameter_value("verify_precision", "reference") == "reference"
+    assert DFlashOptions(**REFERENCE).parameters() == REFERENCE
+    assert DFlashOptions(enabled=False, **REFERENCE).parameters() == {"verify_mode": "off"}
+
+
+def test_costs_of_single_rows_do_not_count(tmp_path: Path) -> None:
+    of = subject("llama")
+    pair = Pair(of.target, real_drafter(tmp_path, of))
+    fast = request(verify_mode="adaptive")
+    assert pair.chooser(fast) is not None
+    assert pair.chooser(replace(fast, **REFERENCE)) is None
+
+
+def test_fast_runs_a_block_in_one_pass() -> None:
+    target = subject("llama").target
+    block, _, _ = verify(target, target.new_cache(), mx.array([DRAFTS]))
+    assert not isinstance(block, OneByOne)

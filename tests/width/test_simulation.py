@@ -1,0 +1,96 @@
+"""The controller against every fixed width in hindsight, on machines and texts in numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from dflash2_mlx.decode.width import WidthController
+from tests.width.scenarios import COSTS, TEXTS, WIDEST, Cost, cliff, flat, linear, texts
+from tests.width.simulate import Content, simulate
+
+LEAST = 0.97
+LONG = 12000
+
+
+def tuned(cost: Cost, widest: int = WIDEST) -> WidthController:
+    """As after `dflash2-mlx tune`."""
+    controller = WidthController(widest)
+    for depth in (0, 512, 4096, 16384):
+        for width in range(1, widest + 1):
+            controller.costs.set(width, depth, cost(width, max(depth, 200)))
+    return controller
+
+
+@pytest.mark.parametrize("start", ["tuned", "cold"])
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("machine", COSTS)
+def test_it_is_close_to_the_best_fixed_width_and_to_plain(machine: str, text: str, start: str) -> None:
+    cost = COSTS[machine]
+    requests = texts(text, prompt=LONG if machine == "long context" else 200)
+    for seed in (1, 2):
+        controller = tuned(cost) if start == "tuned" else WidthController(WIDEST)
+        outcome = simulate(cost, requests, controller, seed=seed)
+        assert outcome.against_best >= LEAST, (outcome.best, outcome.widths)
+        assert outcome.against_plain >= LEAST, outcome.widths
+
+
+def test_the_scenarios_ask_for_different_widths() -> None:
+    """Else the test above would pass with a constant."""
+    best = {
+        simulate(cost, texts(text, requests=4), WidthController(WIDEST)).best
+        for cost in COSTS.values()
+        for text in TEXTS
+    }
+    assert {1, 2, 3, 4, 8} <= best
+
+
+@pytest.mark.parametrize("width", range(1, WIDEST + 1))
+def test_no_fixed_width_would_pass(width: int) -> None:
+    worst = 1.0
+    for cost in COSTS.values():
+        for text in TEXTS:
+            outcome = simulate(cost, texts(text, requests=2), WidthController(WIDEST))
+            worst = min(worst, outcome.fixed[outcome.best - 1] / outcome.fixed[width - 1])
+    assert worst < LEAST
+
+
+def test_a_controller_that_never_looks_back_at_drafts_loses_on_mixed_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of re-entry: prose first, then code, on a machine where prose decodes best plainly."""
+    requests = [*texts("hopeless", requests=6), *texts("code", requests=12)]
+    good = simulate(linear, requests, tuned(linear), seed=4)
+    assert good.against_best >= LEAST
+    monkeypatch.setattr("dflash2_mlx.decode.width.AdaptiveWidth._probe", lambda *_: None)
+    assert simulate(linear, requests, tuned(linear), seed=4).against_best < 0.95
+
+
+def test_a_machine_that_heats_up_changes_nothing() -> None:
+    """Everything gets twice as slow: the same width stays the best, and is kept."""
+    passed = 0
+
+    def heating(width: int, depth: int) -> float:
+        nonlocal passed
+        passed += 1
+        return cliff(width, depth) * (1.0 + min(1.0, passed / 60_000))
+
+    outcome = simulate(heating, texts("chat"), tuned(cliff), seed=5)
+    assert outcome.widths[4] > 0.9 * sum(outcome.widths.values())
+
+
+def test_noise_and_interruptions_do_not_lead_astray() -> None:
+    """Cycles that now and then take ten times as long, beside a noise of 15 %."""
+    outcome = simulate(flat, texts("chat"), tuned(flat), noise=0.15, seed=6)
+    assert outcome.against_best >= 0.95
+
+
+def test_sixteen_wide_and_cold() -> None:
+    wide = [Content([[0.85 * 0.99**i for i in range(15)]]) for _ in range(24)]
+    outcome = simulate(linear, wide, WidthController(16), seed=7)
+    assert outcome.against_best >= LEAST, outcome.widths
+    outcome = simulate(flat, wide, WidthController(16), seed=7)
+    assert outcome.against_best >= LEAST, outcome.widths
+
+
+def test_probes_are_few() -> None:
+    controller = tuned(cliff)
+    outcome = simulate(cliff, texts("code"), controller, seed=8)
+    assert controller.figures().probes < 0.05 * sum(outcome.widths.values())
