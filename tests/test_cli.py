@@ -232,6 +232,7 @@ def test_every_flag_reaches_the_library(fake: FakeBackend) -> None:
         "logit_bias": {42: -5.0},
         "block_size": 3,
         "verify_mode": "off",
+        "verify_precision": "reference",
         "prefill_step_size": 64,
     }
     line = ["generate", "hello", "--stop", "a", "--stop", "b"]

@@ -71,10 +71,10 @@ def row_off(rows: int, row: int, by: float) -> Callable[[mx.array], mx.array]:
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_every_family_is_exact_in_float32(family: str) -> None:
-    report = exactness(subject(family).target, (8, 2, 3, 3), tokens=TOKENS)
+    report = exactness(subject(family).target, (8, 2, 2), tokens=TOKENS, anchors=1)
     assert report.dtype == "float32"
-    assert [(width.width, width.rows) for width in report.widths] == [(2, 6), (3, 8), (8, 18)]
-    assert report.rows == 32
+    assert [(width.width, width.rows) for width in report.widths] == [(2, 3), (8, 9)]
+    assert report.rows == 12
     assert report.verdict != "different", report.summary
     if ON_CPU:
         assert all(width.share is not None and width.share < 5e-5 for width in report.widths)
@@ -84,7 +84,7 @@ def test_every_family_is_exact_in_float32(family: str) -> None:
 @pytest.mark.skipif(not ON_CPU, reason="a GPU runs blocks and single rows by other kernels")
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen3_5"])
 def test_with_the_bundled_blas_blocks_equal_single_rows_bit_for_bit(family: str) -> None:
-    report = exactness(subject(family).target, range(2, 6), tokens=TOKENS)
+    report = exactness(subject(family).target, range(2, 6), tokens=TOKENS, anchors=1)
     assert report.verdict == "equal"
     assert report.summary == "verify equals single rows for blocks 2-5 (bit for bit)"
     assert {(width.gap, width.share, width.flips, width.margin) for width in report.widths} == {(0.0, 0.0, 0, None)}
@@ -92,7 +92,7 @@ def test_with_the_bundled_blas_blocks_equal_single_rows_bit_for_bit(family: str)
 
 @pytest.mark.parametrize("family", DENSE)
 def test_bfloat16_stays_within_rounding(family: str) -> None:
-    report = exactness(in_bfloat16(family), (2, 5, 8), tokens=TOKENS)
+    report = exactness(in_bfloat16(family), (2, 7), tokens=TOKENS, anchors=1)
     assert report.dtype == "bfloat16"
     assert report.verdict != "different", report.summary
 

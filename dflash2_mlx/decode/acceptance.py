@@ -28,16 +28,22 @@ class Profile:
         self._prior = prior
         self._tried = [0.0] * positions
         self._stood = [0.0] * positions
+        self._rates: list[float] | None = None  # as last worked out
 
     def observe(self, width: int, accepted: int) -> None:
         """A block of `width` rows, of which `accepted` drafts stood."""
+        self._rates, keep = None, 1.0 - 1.0 / _MEMORY
         for i in range(min(width - 1, accepted + 1, len(self._tried))):
-            keep = 1.0 - 1.0 / _MEMORY
             self._tried[i] = keep * self._tried[i] + 1.0
             self._stood[i] = keep * self._stood[i] + (i < accepted)
 
     def rates(self) -> list[float]:
-        """By position."""
+        """By position; what changes in the prior is taken up with the next block of one's own."""
+        if self._rates is None:
+            self._rates = self._worked_out()
+        return self._rates
+
+    def _worked_out(self) -> list[float]:
         priors = self._prior.rates() if self._prior is not None else None
         found: list[float] = []
         for i, (tried, stood) in enumerate(zip(self._tried, self._stood, strict=True)):
@@ -60,7 +66,7 @@ class Profile:
         sound = all(0 <= s <= t <= _MEMORY + 1 for t, s in zip(tried, stood, strict=True))
         if len(tried) != len(self._tried) or not sound:
             raise ValueError("no acceptance by position")
-        self._tried, self._stood = tried, stood
+        self._tried, self._stood, self._rates = tried, stood, None
 
 
 class Offset:

@@ -21,6 +21,10 @@ def depth_floor(depth: int) -> int:
     return 0 if depth < _FIRST else 1 << (depth.bit_length() - 1)
 
 
+# Looks at a row after which it is worked out anew where no cell was still filling: settled ones change but slowly.
+_ROW_KEPT = 16
+
+
 class CostTable:
     """Medians of measured seconds. What was not measured is told from its neighbours in width, then in depth.
 
@@ -33,6 +37,8 @@ class CostTable:
         self._samples: dict[int, dict[int, list[float]]] = {}  # depth, width: logarithms
         self._medians: dict[int, dict[int, float]] = {}
         self._drift = 0.0
+        self._row: tuple[int, list[float | None]] | None = None  # the latest one, by its depth's floor
+        self._row_left = 0
 
     def observe(self, width: int, depth: int, seconds: float) -> None:
         """One cycle of that width that began at that many tokens of context."""
@@ -44,6 +50,7 @@ class CostTable:
         if len(cell) < _KEPT:
             cell.append(sample - self._drift)
             medians[width] = median(cell)
+            self._row = None
             return
         off = max(-_PULL, min(_PULL, sample - self._drift - medians[width]))
         self._drift += _DRIFT_RATE * off
@@ -69,6 +76,12 @@ class CostTable:
     def row(self, depth: int) -> list[float | None]:
         """The seconds of every width at a depth, from width 1 on."""
         here = depth_floor(depth)
+        if self._row is None or self._row[0] != here or not self._row_left:
+            self._row, self._row_left = (here, self._told(here)), _ROW_KEPT
+        self._row_left -= 1
+        return self._row[1]
+
+    def _told(self, here: int) -> list[float | None]:
         found: list[float | None] = [None] * self.widest
         for there in sorted(self._medians, key=lambda floor: abs(floor.bit_length() - here.bit_length())):
             shift = self._drift + (0.0 if there == here else self._shift(there, here))
@@ -83,6 +96,7 @@ class CostTable:
     def set(self, width: int, depth: int, seconds: float, weight: int = _KEPT) -> None:
         """Replace a cell by a measured median that counts as so many samples."""
         floor, sample = depth_floor(depth), math.log(seconds) - self._drift
+        self._row = None
         self._samples.setdefault(floor, {})[width] = [sample] * weight
         self._medians.setdefault(floor, {})[width] = sample
 

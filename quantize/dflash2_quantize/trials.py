@@ -63,5 +63,7 @@ class Trials:
 def _rounded_weight(module: nn.Module, packing: Packing, dtype: mx.Dtype) -> mx.array:
     bits, group_size = packing.bits, packing.group_size
     integers, scales, biases = mx.quantize(module.weight.astype(dtype), bits=bits, group_size=group_size)
-    weight = mx.dequantize(integers, scales, biases, bits=bits, group_size=group_size)
-    return weight.astype(module.weight.dtype)
+    computed = module.weight.dtype  # of the products, as when the file is loaded
+    return mx.dequantize(
+        integers, scales.astype(computed), biases.astype(computed), bits=bits, group_size=group_size, dtype=computed
+    )

@@ -13,7 +13,7 @@ from dflash2_mlx.bench import bench_command, loading
 from dflash2_mlx.bench import run as run_module
 from dflash2_mlx.bench.progress import duration, measuring
 from dflash2_mlx.bench.results import from_dict
-from dflash2_mlx.errors import RequestError
+from dflash2_mlx.errors import PairError, RequestError
 from tests.bench.benching import NoisyBackend, sample
 from tests.bench.fake_endpoint import serving
 from tests.tiny_checkpoints import write_target
@@ -258,3 +258,13 @@ def test_progress_without_a_terminal_is_one_line(capsys: pytest.CaptureFixture[s
 )
 def test_durations_are_said_as_one_would(seconds: float, said: str) -> None:
     assert duration(seconds) == said
+
+
+def test_a_pair_takes_one_drafter_and_needs_a_known_one(folder: Path) -> None:
+    bare = pairs.load(str(folder / "target"), None)
+    drafted = pairs.with_drafter(bare, str(folder / "drafter"))
+    assert (bare.engine, drafted.engine) == ("plain", "dflash2")
+    with pytest.raises(PairError, match="the pair has a drafter"):
+        pairs.with_drafter(drafted, str(folder / "other"))
+    with pytest.raises(PairError, match="no drafter is known"):
+        pairs.with_drafter(bare, "auto")

@@ -21,6 +21,10 @@ CHANGING: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/admin/api/hf/retry/t1", {}),
     ("DELETE", "/admin/api/hf/tasks/t1", {}),
     ("POST", "/admin/api/global-settings", {"max_queue": 5}),
+    ("POST", "/admin/api/bench/start", {"model": "demo"}),
+    ("POST", "/admin/api/bench/demo/cancel", {}),
+    ("POST", "/admin/api/models/demo/quantize", {}),
+    ("POST", "/admin/api/quantize/demo/cancel", {}),
     ("POST", "/admin/api/login", {"key": "k"}),
     ("POST", "/admin/api/logout", {}),
 ]

@@ -19,6 +19,7 @@ from dflash2_server.manager import Manager
 from tests.manager.managing import answered, ask, end_of, managed, until, write_models
 
 DFLASH = {"dflash_enabled": True, "dflash_draft_model": "drafter"}
+FIXED = {**DFLASH, "dflash_verify_mode": "dflash"}  # blocks of one size, whatever they cost on this machine
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def run(tmp_path: Path, originals: Path) -> Callable[..., None]:
 
 def test_load_serve_and_unload(run: Callable[..., None]) -> None:
     async def test(manager: Manager) -> None:
-        await manager.save_settings("one", {**DFLASH, "dflash_block_size": 5})
+        await manager.save_settings("one", {**FIXED, "dflash_block_size": 5})
         before = mx.get_active_memory()
         view = await manager.load("one")
         assert view.running is not None
@@ -66,7 +67,7 @@ def test_load_serve_and_unload(run: Callable[..., None]) -> None:
 
 def test_parts_of_cycles_are_timed_and_the_text_stays(run: Callable[..., None]) -> None:
     async def test(manager: Manager) -> None:
-        await manager.save_settings("one", DFLASH)
+        await manager.save_settings("one", {**FIXED, "dflash_block_size": 4})
         await manager.load("one")
         await answered(manager, ask("one", 120))
         figures = manager.model("one").running.figures  # type: ignore[union-attr]
@@ -128,7 +129,7 @@ def test_saving_never_cuts_an_answer_and_reloads_when_idle(run: Callable[..., No
 
 def test_settings_that_need_no_reload_are_in_force_at_once(run: Callable[..., None]) -> None:
     async def test(manager: Manager) -> None:
-        await manager.save_settings("one", DFLASH)
+        await manager.save_settings("one", FIXED)
         await manager.load("one")
         saved = await manager.save_settings("one", {"dflash_block_size": 3, "max_tokens": 7})
         assert saved.reload == "none"
@@ -337,14 +338,14 @@ def test_cache_settings_come_into_force_at_once(run: Callable[..., None]) -> Non
 
 
 def test_what_is_not_in_force_is_told(run: Callable[..., None], tmp_path: Path) -> None:
-    stored = {"one": {**DFLASH, "dflash_verify_mode": "adaptive", "fancy": 1}}
+    stored = {"one": {**DFLASH, "dflash_verify_mode": "ddtree", "fancy": 1}}
     (tmp_path / "model_settings.json").write_text(json.dumps({"version": 1, "models": stored}))
 
     async def test(manager: Manager) -> None:
         running = (await manager.load("one")).running
         assert running is not None
-        assert running.verify_mode == "dflash"
-        assert any("adaptive" in note for note in running.notes)
+        assert running.verify_mode == "adaptive"
+        assert any("ddtree" in note for note in running.notes)
         assert any("fancy" in note for note in running.notes)
 
     run(test)

@@ -236,8 +236,10 @@ def test_the_models(client: TestClient) -> None:
         "owned_by": "dflash2-mlx",
         "context_length": 2048,
         "max_model_len": 2048,
-        "dflash": {"engine": "dflash2", "block_size": 5, "drafter": "demo", "fallback_reason": None},
-    }
+        "dflash": {
+            "engine": "dflash2", "block_size": 5, "automatic": False, "drafter": "demo", "fallback_reason": None,
+        },
+    }  # fmt: skip
 
 
 def test_the_models_for_anthropics_clients(client: TestClient) -> None:

@@ -47,7 +47,8 @@ class Switching:
 def schedule(seed: int) -> list[int]:
     """Every width, in stretches of one to four, plain ones among them."""
     rng = random.Random(seed)
-    return [width for _ in range(30) for width in [rng.choice((1, 1, 2, 3, 5, 8))] * rng.randint(1, 4)]
+    first = rng.sample((1, 2, 3, 5, 8), 5)
+    return [*first, *(width for _ in range(30) for width in [rng.choice((1, 1, 2, 3, 5, 8))] * rng.randint(1, 3))]
 
 
 def run(of: Subject, proposer: Drafter | Scripted, chooser: Switching) -> tuple[list[int], Stats, DecodeState]:
