@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import mlx.core as mx
 
 from . import _blas, hub
 from .decode.chooser import WidthChooser
+from .decode.exactness import exactness, sample_tokens
+from .decode.exactness_report import ExactnessReport
 from .decode.request import Request
 from .decode.state import DecodeState
 from .decode.stats import Stats
@@ -119,6 +122,8 @@ class Pair:
     identity: str | None = None
     # What was measured of it, and what chooses automatic block sizes; None without a drafter.
     widths: WidthController | None = None
+    # Whether a verify gives the single-row logits on this machine, checked at the first load.
+    exactness: ExactnessReport | None = None
 
     def __post_init__(self) -> None:
         if self.drafter is None:
@@ -284,16 +289,41 @@ def _with_drafter(pair: Pair, name: str, options: dict[str, Any], report: Progre
     identity = checkpoint_identity(folder, pair.identity, unpack, options)
     loaded = replace(pair, drafter=drafter, drafter_name=name, identity=identity)
     report("drafter", 1.0)
-    _recall(loaded)
+    _measured(loaded, report)
     return loaded
 
 
-def _recall(pair: Pair) -> None:
-    """Take up what was measured of the pair on this machine before, and keep what will be."""
-    if pair.widths is not None and pair.drafter is not None and pair.identity is not None:
-        store = WidthStore(made_for(pair.identity, pair.drafter.quantization))
-        store.restore(pair.widths)
-        pair.widths.store = store
+def _measured(pair: Pair, report: Progress) -> None:
+    """Take up what was measured of the pair on this machine before, check exactness once, and keep what will come."""
+    if pair.widths is None or pair.identity is None:
+        return
+    store = WidthStore(made_for(pair.identity))
+    store.restore(pair.widths)
+    pair.widths.store = store
+    if store.exactness is None:
+        tokens = sample_tokens(pair.tokenizer, pair.target.vocab_size)
+        widths = range(2, pair.block_size + 1)
+        tell: Callable[[float], None] = lambda share: report("exactness", share)  # noqa: E731
+        store.exactness = exactness(pair.target, widths, tokens=tokens, progress=tell)
+        store.save(pair.widths)
+    pair.exactness = store.exactness
+    if pair.exactness is not None and pair.exactness.verdict == "different":
+        log.warning("a verify does not give this target's own logits on this machine: %s", pair.exactness.summary)
+
+
+def kept_exactness(
+    target: Path, drafter: Path, *, embedded: tuple[bool, bool] = (False, False), spec: str | None = None
+) -> ExactnessReport | None:
+    """What the check at a load of those folders on this machine has told; nothing is loaded for it.
+
+    `embedded` tells whether target and drafter are those of the demo pair.
+    """
+    slow = packed_is_slow()
+    options = {"spec": spec, "draft_window": None, "draft_sink": 0}
+    identity = checkpoint_identity(target, None, embedded[0] and slow)
+    store = WidthStore(made_for(checkpoint_identity(drafter, identity, embedded[1] and slow, options)))
+    store.read()
+    return store.exactness
 
 
 def packed_is_slow() -> bool:

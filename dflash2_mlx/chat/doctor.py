@@ -52,6 +52,8 @@ def run(args: argparse.Namespace, backend: Backend | None = None) -> int:
             backend = Library()
         checked = exactness_check.measured(backend, found["pair"], quant)
         found["exactness"] = exactness_check.as_dict(checked)
+    elif (kept := exactness_check.kept(found["pair"], quant)) is not None:
+        found["exactness"] = exactness_check.as_dict(kept)
     if args.json:
         print(json.dumps(found, ensure_ascii=False))
     else:

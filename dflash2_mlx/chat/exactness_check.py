@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dflash2_mlx.chat.options import ModelChoice
@@ -36,6 +37,17 @@ def measured(backend: Backend, pair: dict[str, Any], draft_quant: str | None) ->
         widths = range(2, loaded.block_size + 1)
         tell = progress or (lambda part, share: None)
         return exactness(loaded.target, widths, tokens=tokens, progress=lambda share: tell("exactness", share))
+
+
+def kept(pair: dict[str, Any], draft_quant: str | None) -> ExactnessReport | None:
+    """What the check at the last load of the pair that the doctor has described has told, on this machine."""
+    from dflash2_mlx.pairs import DEMO, kept_exactness
+
+    if "target" not in pair or "drafter" not in pair:
+        return None
+    embedded = (pair["model"] == DEMO, DEMO in (pair["model"], pair["draft"]))
+    folders = (Path(pair["target"]["folder"]), Path(pair["drafter"]["folder"]))
+    return kept_exactness(*folders, embedded=embedded, spec=draft_quant)
 
 
 def as_dict(found: ExactnessReport | str) -> dict[str, Any]:

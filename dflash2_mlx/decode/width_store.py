@@ -19,6 +19,7 @@ from typing import Any
 import platformdirs
 
 from ..errors import DFlashError
+from .exactness_report import ExactnessReport
 from .width import WidthController
 
 FOLDER_VARIABLE = "DFLASH2_MEASURED"
@@ -35,8 +36,8 @@ def folder() -> Path:
     return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("dflash2-mlx")) / "measured"
 
 
-def made_for(identity: str, quantization: str) -> dict[str, str]:
-    """What the measurements of a pair hold for: this chip and these versions."""
+def made_for(identity: str) -> dict[str, str]:
+    """What the measurements of a pair hold for: this chip and these versions. Its quantisation is in its identity."""
     from .. import machine
 
     device = machine.device()
@@ -46,7 +47,6 @@ def made_for(identity: str, quantization: str) -> dict[str, str]:
         "chip": str(device.get("device_name", "unknown")),
         "blas": machine.blas(),
         "pair": identity,
-        "draft_quant": quantization,
         **{name: versions[name] for name in ("dflash2-mlx", "mlx", "mlx-lm")},
     }
 
@@ -58,7 +58,7 @@ class WidthStore:
         self.facts = dict(facts)
         name = hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()[:24]
         self.path = folder() / f"{name}.json"
-        self.exactness: dict[str, Any] | None = None
+        self.exactness: ExactnessReport | None = None
         self._tuned: str | None = None
         self._saved: float | None = None
         self._saved_cycles = 0
@@ -66,18 +66,30 @@ class WidthStore:
 
     def restore(self, controller: WidthController) -> None:
         """Give the controller what was kept."""
+        tree = self.read()
+        if tree is None:
+            return
+        try:
+            costs = {int(d): {int(w): float(s) for w, s in cells.items()} for d, cells in tree["costs"].items()}
+            controller.restore(costs, tree["acceptance"], str(tree["source"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("%s is left out, it will be measured anew: %s", self.path, error)
+
+    def read(self) -> dict[str, Any] | None:
+        """What the file holds, if it is made for these facts; `exactness` is set from it."""
         try:
             tree = json.loads(self.path.read_text(encoding="utf-8"))
-            if tree.get("version") != _VERSION or tree.get("made_for") != self.facts:
-                return
-            costs = {int(d): {int(w): float(s) for w, s in cells.items()} for d, cells in tree["costs"].items()}
-            controller.restore(costs, tree["acceptance"], tree["source"])
-            self.exactness = tree["exactness"]
+            if not isinstance(tree, dict) or tree.get("version") != _VERSION or tree.get("made_for") != self.facts:
+                return None
+            if tree["exactness"] is not None:
+                self.exactness = ExactnessReport.from_dict(tree["exactness"])
             self._tuned = tree["tuned"]
         except FileNotFoundError:
-            return
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("%s is left out, it will be measured anew: %s", self.path, error)
+            return None
+        return tree
 
     def ended(self, controller: WidthController) -> None:
         """A request has ended: write now and then."""
@@ -102,7 +114,7 @@ class WidthStore:
                 "source": source,
                 "costs": {str(d): {str(w): s for w, s in cells.items()} for d, cells in costs.items()},
                 "acceptance": acceptance,
-                "exactness": self.exactness,
+                "exactness": None if self.exactness is None else self.exactness.as_dict(),
             }
             try:
                 files.write(self.path, tree)

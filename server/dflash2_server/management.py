@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from dflash2_mlx.settings.model import ModelSettings
 
 if TYPE_CHECKING:
-    from dflash2_mlx.decode.exactness import ExactnessReport
+    from dflash2_mlx.decode.exactness_report import ExactnessReport
     from dflash2_mlx.decode.width_figures import WidthFigures
     from dflash2_mlx.settings.server import ServerSettings, SettingInForce
     from dflash2_server.downloads.queue import Downloads

@@ -78,7 +78,7 @@ def running_of(entry: Entry, served: ServedPair, catalog: Catalog) -> Running:
         figures=pair_figures(catalog.pool.engine, pair),
         notes=tuple(notes),
         widths=pair.widths.figures() if pair.widths is not None else None,
-        exactness=getattr(pair, "exactness", None),
+        exactness=pair.exactness,
     )
 
 
