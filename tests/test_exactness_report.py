@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -340,14 +341,18 @@ def test_the_doctor_warns(folders: tuple[str, str], capsys: pytest.CaptureFixtur
     assert [(choice.model, choice.draft) for choice in backend.asked] == [folders] * 2
 
 
-def test_without_the_flag_nothing_is_loaded(folders: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_the_flag_nothing_is_loaded_and_the_last_check_is_told(
+    folders: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DFLASH2_MEASURED", str(tmp_path))
     backend = Loads(lambda logits: logits)
     assert doctor.run(arguments(*folders, exactness=False), backend) == 0
     found = json.loads(capsys.readouterr().out)["exactness"]
     assert found == {"verdict": None, "summary": exactness_check.NOT_ASKED}
-    kept = ExactnessReport("float32", (EQUAL,))
-    assert doctor.report(*folders, None, kept)["exactness"] == kept.as_dict()
     assert backend.asked == []
+    checked = dflash2_mlx.load(*folders).exactness
+    assert checked is not None
+    assert doctor.report(*folders, None)["exactness"] == checked.as_dict()
 
 
 def test_pairs_that_cannot_be_checked(folders: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,8 @@ from dflash2_mlx.decode.request import Request, make_request
 from dflash2_mlx.decode.state import DecodeState
 from dflash2_mlx.errors import RequestError
 from dflash2_mlx.pairs import Pair
-from dflash2_mlx.settings import ModelSettings, ServerSettings
+from dflash2_mlx.settings import ServerSettings
+from dflash2_mlx.settings.model_schema import ModelSettings
 from dflash2_mlx.target.adapter import Target
 from dflash2_mlx.target.bookmark import Bookmark
 from dflash2_mlx.target.one_by_one import OneByOne, verify

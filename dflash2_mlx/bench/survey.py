@@ -51,11 +51,12 @@ class Survey:
 
 @dataclass(frozen=True)
 class DepthCosts:
-    """Median, least and most seconds by width after `depth` tokens of context, and samples of each."""
+    """Median, least and most seconds by width after `depth` tokens of context, samples of each, seconds of prefill."""
 
     depth: int
     seconds: dict[int, tuple[float, float, float]]
     samples: int
+    prompt_seconds: float
 
 
 def survey_depth(pair: Pair, depth: int, *, until: float, report: Report) -> DepthCosts:
@@ -76,7 +77,7 @@ def survey_depth(pair: Pair, depth: int, *, until: float, report: Report) -> Dep
     for _ in generate_tokens(pair.target, pair.drafter, request, pair.new_state(), stats, survey):
         report(f"cycles after {depth} tokens", min(1.0, survey.done / total))
     measured = {width: (median(s), min(s), max(s)) for width, s in sorted(survey.seconds.items())}
-    return DepthCosts(depth, measured, min(len(s) for s in survey.seconds.values()))
+    return DepthCosts(depth, measured, min(len(s) for s in survey.seconds.values()), stats.prompt_seconds)
 
 
 def learn_acceptance(pair: Pair, prompts: Sequence[Sequence[int]], *, tokens: int, until: float) -> Iterator[int]:

@@ -34,15 +34,13 @@ def tune(pair: Pair, *, depths: Sequence[int] = DEPTHS, seconds: float = SECONDS
     for done in learn_acceptance(pair, _prompts(pair), tokens=_ANSWER, until=begin + _FOR_ACCEPTANCE * seconds):
         report("acceptance", done / len(_KINDS))
     found: list[DepthCosts] = []
-    per_token = 0.0
     for i, depth in enumerate(sorted(depths)):
-        left = begin + seconds - time.monotonic()
-        if found and per_token * depth > left:
+        now = time.monotonic()
+        left = begin + seconds - now
+        if found and left < found[-1].prompt_seconds * depth / found[-1].depth:
             break
-        started = time.monotonic()
-        until = started + max(left, 0.0) / (len(depths) - i)
+        until = now + max(left, 0.0) / (len(depths) - i)
         found.append(survey_depth(pair, depth, until=until, report=report))
-        per_token = (time.monotonic() - started) / depth
     take_over(pair, found)
     return found
 

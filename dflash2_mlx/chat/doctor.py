@@ -16,7 +16,6 @@ from dflash2_mlx.errors import DFlashError, ModelNotFound
 
 if TYPE_CHECKING:
     from dflash2_mlx.chat.backend import Backend
-    from dflash2_mlx.decode.exactness_report import ExactnessReport
     from dflash2_mlx.pairs import TargetFacts
 
 
@@ -52,8 +51,6 @@ def run(args: argparse.Namespace, backend: Backend | None = None) -> int:
             backend = Library()
         checked = exactness_check.measured(backend, found["pair"], quant)
         found["exactness"] = exactness_check.as_dict(checked)
-    elif (kept := exactness_check.kept(found["pair"], quant)) is not None:
-        found["exactness"] = exactness_check.as_dict(kept)
     if args.json:
         print(json.dumps(found, ensure_ascii=False))
     else:
@@ -62,15 +59,15 @@ def run(args: argparse.Namespace, backend: Backend | None = None) -> int:
     return 0 if sound else 1
 
 
-def report(
-    model: str, draft: str | None, draft_quant: str | None, kept: ExactnessReport | None = None
-) -> dict[str, Any]:
+def report(model: str, draft: str | None, draft_quant: str | None) -> dict[str, Any]:
     """Everything the doctor knows without loading weights, as plain data; sizes in bytes.
 
-    `kept` is the report of exactness of an earlier load. Raises RequestError for a bad quantisation.
+    Raises RequestError for a bad quantisation.
     """
     memory = machine.memory()
     device = machine.device()
+    described = pair(model, draft, draft_quant, budget(memory, device))
+    exactness = exactness_check.kept(described, draft_quant) or exactness_check.NOT_ASKED
     return {
         "versions": machine.versions(),
         "system": machine.system(),
@@ -79,8 +76,8 @@ def report(
         "memory": memory._asdict(),
         "folders": folders(),
         "demo": demo(),
-        "pair": pair(model, draft, draft_quant, budget(memory, device)),
-        "exactness": exactness_check.as_dict(kept or exactness_check.NOT_ASKED),
+        "pair": described,
+        "exactness": exactness_check.as_dict(exactness),
     }
 
 

@@ -60,7 +60,7 @@ class WidthStore:
         self.path = folder() / f"{name}.json"
         self.exactness: ExactnessReport | None = None
         self._tuned: str | None = None
-        self._saved: float | None = None
+        self._saved = 0.0
         self._saved_cycles = 0
         self._lock = threading.Lock()
 
@@ -94,8 +94,8 @@ class WidthStore:
     def ended(self, controller: WidthController) -> None:
         """A request has ended: write now and then."""
         cycles = controller.cycles
-        fresh = self._saved is None and cycles >= _WORTH
-        due = self._saved is not None and time.monotonic() - self._saved >= _EVERY and cycles > self._saved_cycles
+        fresh = not self._saved_cycles and cycles >= _WORTH
+        due = self._saved_cycles and cycles > self._saved_cycles and time.monotonic() - self._saved >= _EVERY
         if fresh or due:
             self.save(controller)
 
