@@ -148,8 +148,12 @@ class Pair:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Options that are not in force, each with its reason."""
-        return self.drafter.notes if self.drafter else ()
+        """What is not in force, each with its reason: options, and block sizes that are never chosen."""
+        notes = self.drafter.notes if self.drafter else ()
+        if self.widths is None or not self.widths.avoided:
+            return notes
+        sizes = ", ".join(map(str, sorted(self.widths.avoided)))
+        return (*notes, f"block size {sizes} is never chosen: a verify does not give the target's own logits there")
 
     @property
     def block_size(self) -> int:
@@ -307,7 +311,8 @@ def _measured(pair: Pair, report: Progress) -> None:
         store.exactness = exactness(pair.target, widths, tokens=tokens, progress=tell)
         store.save(pair.widths)
     pair.exactness = store.exactness
-    if pair.exactness is not None and pair.exactness.verdict == "different":
+    pair.widths.avoided = frozenset(w.width for w in pair.exactness.widths if w.verdict == "different")
+    if pair.widths.avoided:
         log.warning("a verify does not give this target's own logits on this machine: %s", pair.exactness.summary)
 
 

@@ -44,6 +44,7 @@ class WidthController:
         self.source = "nothing yet"
         self.lock = threading.Lock()
         self.store: WidthStore | None = None  # where it is kept from run to run
+        self.avoided: frozenset[int] = frozenset()  # widths whose verify is not exact here: never chosen
         self._tried: dict[tuple[str, int], int] = {}  # the cycle in which a width was last run, by kind
         self._cycles_by_width = [0] * block_size
         self._latest = (1, "nothing was decoded yet", 0, "greedy")
@@ -60,15 +61,21 @@ class WidthController:
             measured = sum(self.costs.anywhere(width) for width in range(2, most + 1))
         known = {width: rate for width, rate in enumerate(rates, 1) if width > 1 and rate is not None}
         if measured < min(2, most - 1) or not known:
-            return most, f"block {most}: what others cost was not measured yet"
+            widest = self.widest(most)
+            return widest, f"{_name(widest)}: what others cost was not measured yet"
         best = max(known, key=lambda width: known[width])
         return best, f"block {best}: the best one by measurement, {known[best]:.1f} tokens/s expected"
 
     def rates(self, acceptance: Sequence[float], depth: int) -> list[float | None]:
         """Expected committed tokens per second by width. Under the lock."""
         tokens = committed(acceptance)
-        costs = self.costs.row(depth)
-        return [None if cost is None else count / cost for count, cost in zip(tokens, costs, strict=True)]
+        costs = enumerate(self.costs.row(depth), 1)
+        known = [None if width in self.avoided else cost for width, cost in costs]
+        return [None if cost is None else count / cost for count, cost in zip(tokens, known, strict=True)]
+
+    def widest(self, most: int) -> int:
+        """The widest up to `most` that may be chosen."""
+        return max(width for width in range(1, most + 1) if width not in self.avoided)
 
     def cycle_done(self, kind: str, width: int, accepted: int, depth: int, seconds: float | None) -> None:
         """Learn from a cycle. Under the lock."""
@@ -224,7 +231,7 @@ class AdaptiveWidth:
         """Change the settled width where another one is clearly better."""
         known = {width: rate for width, rate in enumerate(rates, 1) if rate is not None}
         if not known:
-            self._width = self._most
+            self._width = self._shared.widest(self._most)
             return
         best = max(known, key=lambda width: known[width])
         if self._width not in known:
@@ -265,7 +272,7 @@ class AdaptiveWidth:
         if self._most < 2:
             return None
         for width in ((self._most + 2) // 2, 1, self._most):
-            if not self._shared.costs.anywhere(width):
+            if width not in self._shared.avoided and not self._shared.costs.anywhere(width):
                 return width
         return None
 

@@ -85,6 +85,30 @@ def test_a_block_size_is_the_checkpoints_until_others_were_measured(pair: Pair) 
     assert again.choose(100) == 8, "one width alone tells nothing of others"
 
 
+def test_a_width_that_is_not_exact_here_is_never_chosen(pair: Pair) -> None:
+    tuned(pair, best=8)
+    assert pair.widths is not None
+    assert pair.notes == ()
+    pair.widths.avoided = frozenset({7, 8})
+    assert "7, 8 is never chosen" in pair.notes[0]
+    chooser = pair.widths.for_request("greedy", 8)
+    for depth in range(100, 700):
+        width = chooser.choose(depth)
+        assert width < 7
+        chooser.cycle_done(width, width - 1, depth, 0.01)
+    assert pair.widths.best_block("greedy", 8, 100)[0] == 6
+    assert WidthController.best_block(fresh(avoided={8}), "greedy", 8, 100)[0] == 7
+    asked = pair.chooser(request(pair, block_size=8))
+    assert asked is not None
+    assert asked.choose(100) == 8, "who asks for it has it, and the note"
+
+
+def fresh(avoided: set[int]) -> WidthController:
+    controller = WidthController(8)
+    controller.avoided = frozenset(avoided)
+    return controller
+
+
 def test_a_pair_without_a_drafter_chooses_nothing() -> None:
     plain = Pair(subject("llama").target)
     assert plain.widths is None
