@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 from . import _blas, hub
-from .decode.chooser import WidthChooser
+from .decode.chooser import FixedWidth, WidthChooser
 from .decode.exactness import exactness, sample_tokens
 from .decode.exactness_report import ExactnessReport
 from .decode.request import Request
@@ -150,6 +150,8 @@ class Pair:
     def notes(self) -> tuple[str, ...]:
         """What is not in force, each with its reason: options, and block sizes that are never chosen."""
         notes = self.drafter.notes if self.drafter else ()
+        if self.widths is not None and self.widths.alarm is not None:
+            notes = (*notes, self.widths.alarm)
         if self.widths is None or not self.widths.avoided:
             return notes
         sizes = ", ".join(map(str, sorted(self.widths.avoided)))
@@ -165,24 +167,22 @@ class Pair:
         return DecodeState(self.target, self.drafter)
 
     def chooser(self, request: Request) -> WidthChooser | None:
-        """What chooses the width of each cycle of a request; None without a drafter.
-
-        None also where rows are verified one by one: what such cycles cost says nothing of others.
-        """
+        """What chooses the width of each cycle of a request; None without a drafter."""
         widths = self.widths
-        if widths is None or self.drafter is None or request.verify_precision == "reference":
+        if widths is None or self.drafter is None:
             return None
         most, kind = request.block_size, request.kind
+        if request.verify_precision == "reference":
+            return FixedWidth(most, f"block {most} throughout: rows are verified one by one, which is not measured")
         if most == 1:
             return HeldWidth(widths, kind, 1, "plain decoding, as asked for")
         if not request.automatic and request.verify_mode == "dflash":
             return HeldWidth(widths, kind, most, f"block {most}, as asked for")
         if request.seeded and not request.law.deterministic:
-            reason = f"block {most} throughout: a seed was given, and other widths would draw other tokens"
-            return HeldWidth(widths, kind, most, reason)
+            return HeldWidth(widths, kind, *widths.best_for_seed(kind, most))
         if request.verify_mode == "dflash":
             best, reason = widths.best_block(kind, most, len(request.prompt))
-            return HeldWidth(widths, kind, best, reason)
+            return HeldWidth(widths, kind, best, reason, chosen=True)
         return widths.for_request(kind, most)
 
     def new_stats(self, block_size: int, verify_mode: str) -> Stats:
@@ -194,6 +194,7 @@ class Pair:
             draft_quant=self.drafter.quantization if self.drafter else "off",
             engine="plain" if plain else self.engine,
             fallback_reason=self.fallback_reason,
+            pair_alarm=None if plain or self.widths is None else self.widths.alarm,
         )
 
 
@@ -304,7 +305,7 @@ def _measured(pair: Pair, report: Progress) -> None:
     store = WidthStore(made_for(pair.identity))
     store.restore(pair.widths)
     pair.widths.store = store
-    if store.exactness is None:
+    if store.exactness is None or store.exactness.verdict == "different":  # what is bad news is checked again
         tokens = sample_tokens(pair.tokenizer, pair.target.vocab_size)
         widths = range(2, pair.block_size + 1)
         tell: Callable[[float], None] = lambda share: report("exactness", share)  # noqa: E731

@@ -229,21 +229,21 @@ WRONG = WidthExactness(5, "different", 7, 3.0, 0.31, 2, 1.5, True)
         ),
         (
             (ROUNDED, replace(ROUNDED, width=4, gap=0.01, flips=0, margin=None)),
-            "within rounding for blocks 3-4: largest gap 0.031, 1 of 24 argmax flips, at a margin of 0.008",
+            "within rounding for blocks 3-4: largest gap 0.031, 1 flip of the best token in 24 rows, at a margin of 0.008",
         ),
         (
             (replace(ROUNDED, flips=2),),
-            "within rounding for block 3: largest gap 0.031, 2 of 12 argmax flips, at a margin of up to 0.008",
+            "within rounding for block 3: largest gap 0.031, 2 flips of the best token in 12 rows, at a margin of up to 0.008",
         ),
         (
             (replace(ROUNDED, flips=0, margin=None),),
-            "within rounding for block 3: largest gap 0.031, none of 12 argmax flips",
+            "within rounding for block 3: largest gap 0.031, no flip of the best token in 12 rows",
         ),
         (
             (EQUAL, replace(ROUNDED, flips=0, margin=None), WRONG),
             (
                 "DIFFERENT at block 5: a logit is off by 31% of the largest in the row after a rollback; "
-                "within rounding for block 3: largest gap 0.031, none of 12 argmax flips; "
+                "within rounding for block 3: largest gap 0.031, no flip of the best token in 12 rows; "
                 "verify equals single rows for block 2 (bit for bit)"
             ),
         ),

@@ -24,11 +24,12 @@ class BenchForm:
     def __init__(self, manager: Management, started: Callable[[str], None]) -> None:
         self._manager = manager
         self._started = started
+        self._running = False
         self._numbers: dict[str, ui.input] = {}
         self._sizes = self._depths = Checks("", {}, (), _nothing)
         with ui.element("section").classes("panel stack bench-form").props('aria-label="What to measure"'):
             self._build_model()
-            self._room = Part[ModelView | None](_room_key, self._build_room, classes="bench-choices")
+            self._room = Part[ModelView | None](self._room_key, self._build_room, classes="bench-choices")
             self._build_choices()
             self._build_numbers()
             with ui.element("div").classes("line"):
@@ -47,11 +48,15 @@ class BenchForm:
             value = self._model.value if self._model.value in options else next(iter(options), None)
             self._model.set_options(options, value=value)
         self._none.set_visibility(not options)
-        chosen = self._chosen(views)
+        self._running = running
+        self._start.set_text("One runs" if running else "Start")
+        self._show_chosen(self._chosen(views))
+
+    def _show_chosen(self, chosen: ModelView | None) -> None:
         self._room.show(chosen)
         self._note.show(chosen)
-        self._start.set_enabled(chosen is not None and not running)
-        self._start.set_text("One runs" if running else "Start")
+        hindered = chosen is None or bool(asked.hindrance_words(chosen))
+        self._start.set_enabled(not hindered and not self._running)
         self._show_amount()
 
     def _chosen(self, views: Sequence[ModelView]) -> ModelView | None:
@@ -74,7 +79,7 @@ class BenchForm:
         kept = [size for size in before if size in sizes] or [AUTOMATIC]
         words = {size: asked.size_words(size) for size in sizes}
         self._sizes = Checks("Block sizes", words, kept, self._edited, fixed="1, plain decoding", name="size")
-        depths = {depth: asked.depth_words(depth) for depth in asked.depths_for(view, self._number("max_tokens", 128))}
+        depths = {depth: asked.depth_words(depth) for depth in self._depths_for(view)}
         self._depths = Checks(
             "Context", depths, [depth for depth in self._depths.value if depth in depths] or [0], self._edited,
             name="depth",
@@ -93,17 +98,16 @@ class BenchForm:
     def _build_numbers(self) -> None:
         with ui.element("div").classes("bench-numbers"):
             for name, label in asked.NUMBERS.items():
-                made = ui.input(label, value=str(asked.DEFAULT_NUMBERS[name]), on_change=self._edited)
+                changed = self._chose if name == "max_tokens" else self._edited
+                made = ui.input(label, value=str(asked.DEFAULT_NUMBERS[name]), on_change=changed)
                 made.props("outlined dense inputmode=numeric autocomplete=off")
                 testid(made, f"bench-{name}")
                 self._numbers[name] = made
 
     def _chose(self, _: Any = None) -> None:
-        """Another pair: its own sizes and depths."""
-        chosen = self._chosen(asked.offered(self._manager.models()))
-        self._room.show(chosen)
-        self._note.show(chosen)
-        self._edited()
+        """Another pair, or longer answers: its own sizes and depths."""
+        self._say("")
+        self._show_chosen(self._chosen(asked.offered(self._manager.models())))
 
     def _edited(self, _: Any = None) -> None:
         self._say("")
@@ -134,6 +138,12 @@ class BenchForm:
             return asked.whole(name, self._numbers[name].value)
         except (KeyError, Wrong):
             return otherwise
+
+    def _depths_for(self, view: ModelView) -> tuple[int, ...]:
+        return asked.depths_for(view, self._number("max_tokens", asked.DEFAULT_NUMBERS["max_tokens"]))
+
+    def _room_key(self, view: ModelView | None) -> object:
+        return None if view is None else (view.id, asked.widest(view), self._depths_for(view))
 
     def _begin(self) -> None:
         """What is wrong is told below the form, and nothing of it is lost."""
@@ -191,10 +201,6 @@ class Checks:
 
 def _nothing() -> None:
     """Of a question that has not been built."""
-
-
-def _room_key(view: ModelView | None) -> object:
-    return None if view is None else (view.id, asked.widest(view), view.context_length)
 
 
 def _note_key(view: ModelView | None) -> object:

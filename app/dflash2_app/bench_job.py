@@ -171,10 +171,10 @@ def _build_links(job: BenchJob) -> None:
 def _notes(result: Result | None, overall: Sequence[Cell]) -> tuple[str, ...]:
     if result is None:
         return ()
-    disturbed = bench_words.disturbed_words(result.samples)
+    disturbed, noted = bench_words.disturbed_words(result.samples), bench_words.noted_words(result.samples)
     found = (
         bench_words.same_words(overall), f"Disturbed: {disturbed}." if disturbed else "",
-        bench_words.failures_words(result),
+        noted, bench_words.failures_words(result),
     )  # fmt: skip
     return tuple(note for note in found if note)
 

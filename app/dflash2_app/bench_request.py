@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from dflash2_app.form_values import Wrong
 from dflash2_app.model_words import name_of
 from dflash2_app.wording import count
 from dflash2_mlx.bench.spread import values_needed
-from dflash2_mlx.prompts import KINDS
+from dflash2_mlx.prompts import KINDS, own
 from dflash2_mlx.settings.model import field_facts
 from dflash2_server.management import DrafterFit, ModelView
 
@@ -92,7 +93,15 @@ def whole(name: str, typed: Any) -> int:
         number = 0
     if number < 1:
         raise Wrong(f"{NUMBERS[name]}: {text or 'nothing'} is no whole number from 1 on")
+    if name == "prompts_per_kind" and number > most_prompts():
+        raise Wrong(f"{NUMBERS[name]}: {text} is more than the {most_prompts()} that there are of a kind")
     return number
+
+
+@cache
+def most_prompts() -> int:
+    """That every kind has."""
+    return min(len(own((kind,))) for kind in KINDS)
 
 
 def offered(views: Sequence[ModelView]) -> list[ModelView]:
@@ -102,11 +111,14 @@ def offered(views: Sequence[ModelView]) -> list[ModelView]:
 
 
 def drafter_of(view: ModelView) -> DrafterFit | None:
-    """The drafter that runs or would: the loaded one, the one that is set, or the first that fits."""
+    """The drafter that runs or would: the loaded one, the one that is set, or the automatic one."""
     fitting = [fit for fit in view.drafters if fit.fits]
-    wanted = (view.running.drafter if view.running is not None else None) or view.settings.dflash_draft_model
-    named = next((fit for fit in fitting if wanted in (fit.id, fit.repo_id)), None)
-    return named or next(iter(fitting), None)
+    running = view.running.drafter if view.running is not None else None
+    for wanted in filter(None, (running, view.settings.dflash_draft_model, view.automatic_drafter)):
+        for fit in fitting:
+            if wanted in (fit.id, fit.repo_id):
+                return fit
+    return None
 
 
 def widest(view: ModelView) -> int:
@@ -136,8 +148,8 @@ def choice_words(view: ModelView) -> str:
     return f"{name_of(view)} – {loaded}" + (f", with {fit.id}" if fit is not None else "")
 
 
-def note_words(view: ModelView) -> str:
-    """What comes before the first sample, or what stands in the way. Empty: nothing."""
+def hindrance_words(view: ModelView) -> str:
+    """What stands in the way of a bench. Empty: nothing."""
     running = view.running
     if running is not None and running.state == "active":
         return ""
@@ -146,7 +158,13 @@ def note_words(view: ModelView) -> str:
         return f"It runs without its drafter: {why}. Turn DFlash on in its settings to measure speculation."
     if not view.settings.dflash_enabled:
         return "DFlash is off in its settings: turn it on there to measure speculation."
-    return "It is not loaded: the bench loads it first."
+    return ""
+
+
+def note_words(view: ModelView) -> str:
+    """What stands in the way, or what comes before the first sample. Empty: nothing."""
+    loads = "" if view.running is not None else "It is not loaded: the bench loads it first."
+    return hindrance_words(view) or loads
 
 
 def depth_words(depth: int) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from itertools import islice
 
 from dflash2_app.wording import Tone, count, percent, seconds
 from dflash2_mlx.bench.cells import ALL, By, Cell
+from dflash2_mlx.bench.disturbed import gathered
 from dflash2_mlx.bench.model import Result, Sample
 from dflash2_mlx.bench.run import turns
 from dflash2_mlx.bench.spread import LEVEL, values_needed
+from dflash2_server.bench.engine_backend import DISTURBED
 from dflash2_server.work import BenchJob
 
 COLUMNS = (
@@ -109,16 +112,32 @@ def tone(cell: Cell) -> Tone:
 
 
 def summary(overall: Sequence[Cell], by_kind: Sequence[Cell]) -> str:
-    """The best arm over everything, and what is proved of it by kind: for those who read only that.
+    """The best arm that is proved to differ over everything, and what is proved by kind: for those who read only that.
 
-    Over everything there is a median and no more: its interval would mix kinds that gain with kinds that lose.
+    An arm whose interval holds 1, or that has none, gets no number: the largest of several medians is the luckiest.
     """
     compared = [cell for cell in overall if cell.baseline is not None and cell.ratio is not None]
     if not compared:
         return "Nothing to compare yet."
-    best = max(compared, key=lambda cell: cell.ratio or 0.0)
-    said = [f"{best.arm}: {best.ratio:.2f} times the speed of {best.baseline}, the median over all prompts."]
-    mine = [cell for cell in by_kind if cell.arm == best.arm]
+    proved = [cell for cell in compared if cell.distinguishable]
+    if proved:
+        best = max(proved, key=lambda cell: cell.ratio or 0.0)
+        headline = f"{best.arm}: {best.ratio:.2f} times the speed of {best.baseline}, the median over all prompts."
+        return " ".join([headline, *_by_kind(best.arm, by_kind)])
+    if not any(cell.interval for cell in compared):
+        pairs = max(cell.pairs for cell in compared)
+        return f"Too few pairs to tell: {pairs} of at least {values_needed()}."
+    said = ["Over all prompts no difference to be told."]
+    # Kinds that gain and kinds that lose may cancel out.
+    for arm in dict.fromkeys(cell.arm for cell in by_kind if cell.baseline is not None and cell.distinguishable):
+        said += [f"{arm}:", *_by_kind(arm, by_kind)]
+    return " ".join(said)
+
+
+def _by_kind(arm: str, by_kind: Sequence[Cell]) -> list[str]:
+    """What is proved of an arm, a sentence for each verdict."""
+    mine = [cell for cell in by_kind if cell.arm == arm]
+    said = []
     for words, kinds in (
         ("Faster on", [c.group for c in mine if c.distinguishable and (c.ratio or 0) > 1]),
         ("Slower on", [c.group for c in mine if c.distinguishable and (c.ratio or 0) <= 1]),
@@ -127,7 +146,7 @@ def summary(overall: Sequence[Cell], by_kind: Sequence[Cell]) -> str:
     ):
         if kinds:
             said.append(f"{words} {', '.join(kinds)}.")
-    return " ".join(said)
+    return said
 
 
 def table_html(cells: Sequence[Cell], by: By) -> str:
@@ -162,12 +181,21 @@ def same_words(cells: Sequence[Cell]) -> str:
 
 
 def disturbed_words(samples: Sequence[Sample]) -> str:
-    """What disturbed samples, with how many; empty where nothing did."""
-    notes: dict[str, int] = {}
-    for sample in samples:
-        if sample.note:
-            notes[sample.note] = notes.get(sample.note, 0) + 1
-    return "; ".join(f"{note} ({count(number)} of {count(len(samples))} samples)" for note, number in notes.items())
+    """How many samples other requests disturbed; empty where none did."""
+    number = sum(_parted(sample.note)[1] for sample in samples)
+    return f"{DISTURBED} ({count(number)} of {count(len(samples))} samples)" if number else ""
+
+
+def noted_words(samples: Sequence[Sample]) -> str:
+    """What else is to be known of samples, a sentence for each sort of note; empty where there is nothing."""
+    return " ".join(gathered([replace(sample, note=_parted(sample.note)[0]) for sample in samples]))
+
+
+def _parted(note: str) -> tuple[str, bool]:
+    """What a sample is noted for, and whether other requests disturbed it, which stands last."""
+    if note != DISTURBED and not note.endswith(f"; {DISTURBED}"):
+        return note, False
+    return note.removesuffix(DISTURBED).removesuffix("; "), True
 
 
 def failures_words(result: Result) -> str:

@@ -67,8 +67,10 @@ def dflash(view: ModelView) -> Said:
             known = next((fit for fit in view.drafters if chosen in (fit.id, fit.repo_id)), None)
             words = f" ({known.engine}, block size {known.block_size})" if known else ""
             return Said(f"DFlash on, with {chosen}{words}", "good")
+        if view.automatic_drafter:
+            return Said(f"DFlash on, with {view.automatic_drafter} (chosen by itself)", "good")
         if fitting:
-            return Said(f"DFlash on, with {fitting[0].id} (chosen by itself)", "good")
+            return Said("DFlash is on, but several drafters fit: choose one in the settings", "warn")
         return Said("DFlash is on, but no drafter that fits is on disk", "warn")
     if fitting:
         return Said("DFlash off; drafters on disk that fit: " + ", ".join(fit.id for fit in fitting), "idle")

@@ -17,8 +17,9 @@ def ask(manager: Management, view: ModelView, started: Callable[[], None]) -> No
     """`started` is called once the work is under way; what is refused is told in the dialog, which stays open."""
     with dialog(f"Quantize {view.id}", name="quantize-dialog") as shown:
         ui.label(
-            "Writes a smaller copy that is read faster. The text of greedy answers does not change with a drafter; "
-            "how many drafts are accepted does: measure it on Bench."
+            "Writes a copy with packed matrices, which is read faster. How many of its drafts are accepted, Bench "
+            "tells. The target decides greedy answers: in float32 they stay the same, in other types another drafter "
+            "can tip one where the two best tokens nearly tie."
         ).classes("wrap")
         with ui.element("div").classes("quantize-choices"):
             bits = _choice("Weight bits", words.BITS, 4, "quantize-bits")
@@ -28,15 +29,17 @@ def ask(manager: Management, view: ModelView, started: Callable[[], None]) -> No
         testid(name.props("outlined dense stack-label autocomplete=off spellcheck=false"), "quantize-name")
         estimate = ui.label().classes("soft small wrap").props("role=status data-testid=quantize-estimate")
         fault = ui.label().classes("bad-text small wrap").props("role=alert data-testid=quantize-fault")
+        tensors = words.tensors_of(view)
 
         def show(_: Any = None) -> None:
-            estimate.set_text(words.estimate_words(view, bits.value, group.value))
+            spec = words.spec_of(bits.value, activation.value, group.value)
+            estimate.set_text(words.estimate_words(tensors, spec))
             fault.set_text("")
 
         def act() -> None:
             spec = words.spec_of(bits.value, activation.value, group.value)
             try:
-                manager.quantizations.start(view.id, spec, (name.value or "").strip() or None)
+                manager.quantizations.start(view.id, str(spec), (name.value or "").strip() or None)
             except DFlashError as error:
                 fault.set_text(str(error))
                 return

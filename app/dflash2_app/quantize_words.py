@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from dflash2_app.wording import Tone, percent, size
+from dflash2_mlx import facts
+from dflash2_mlx.drafter.quantization import QuantSpec
+from dflash2_mlx.errors import CheckpointError
 from dflash2_server.management import ModelView
 from dflash2_server.work import QuantizeJob
 
 BITS = {8: "8, nearly as good", 4: "4, as usual", 2: "2, the smallest"}
 GROUPS = {32: "32, the finest", 64: "64, as usual", 128: "128"}
 ACTIVATIONS = {16: "16 (bfloat16)", 32: "32 (float32)"}
-# A scale and a bias of 16 bits for each group.
-_GROUP_BITS = 32
-_UNQUANTISED_BITS = 16
 
 
-def spec_of(bits: int, activation: int, group: int) -> str:
-    """As the command line takes it: w4a16:gs64."""
-    return f"w{bits}a{activation}:gs{group}"
+def spec_of(bits: int, activation: int, group: int) -> QuantSpec:
+    """As the command line takes it once it is a text: w4a16:gs64."""
+    return QuantSpec(weight_bits=bits, activation_bits=activation, group_size=group)
 
 
-def size_estimate(bytes_now: int, bits: int, group: int) -> int:
-    """Bytes, of weights in 16 bits: their norms and convolutions, which stay as they are, are few."""
-    return round(bytes_now * (bits + _GROUP_BITS / group) / _UNQUANTISED_BITS)
+def estimate_words(tensors: facts.Tensors | None, spec: QuantSpec) -> str:
+    """How large the copy will be. `tensors` are those of the drafter as it is; None: they cannot be read."""
+    if tensors is None:
+        return "How large it will be is told once it is written; the original stays."
+    now = sum(tensor.size for tensor in tensors.values())
+    after = facts.drafter_bytes(tensors, spec, item=facts.drafter_item(spec, 0))
+    if after < now:
+        return f"About {size(after)} instead of {size(now)}; the original stays."
+    return f"About {size(after)}, which is larger than now ({size(now)}): what is not packed takes more room so."
 
 
-def estimate_words(view: ModelView, bits: int, group: int) -> str:
-    return f"About {size(size_estimate(view.size, bits, group))} instead of {size(view.size)}; the original stays."
+def tensors_of(view: ModelView) -> facts.Tensors | None:
+    """What the drafter's files declare; None where they cannot be read."""
+    try:
+        return facts.tensors(Path(view.path))
+    except CheckpointError:
+        return None
 
 
 def can_be_quantised(view: ModelView) -> bool:

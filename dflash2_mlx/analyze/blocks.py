@@ -61,14 +61,21 @@ def _lengths(figures: Figures, two: bool) -> list[Block]:
         "Tokens a cycle commits, the target's own one included. T 0: mean over all anchors of the greedy texts. In "
         "cycles: where each block begins at the token that ended the one before, as in decoding. T 1 expected: along "
         "texts drawn from the target, the probability that rejection sampling lets the first drafts stand, summed over "
-        "positions; no draft is drawn. "
+        "positions; no draft is drawn, and it is a mean over all anchors. "
     )
     if two:
+        note += (
+            "With the selector a draft is drawn from its law; without it each row's best token is proposed with "
+            "certainty, so that at T 1 “no selector” changes how drafts are proposed too. "
+        )
         columns.append("oracle, T 0")
         note += "Oracle: a selector that never errs, limited by the candidate lists alone. "
     if measured:
         told = ", ".join(f"{value:.3f} at T {temperature:g}" for temperature, value in measured.items())
-        note += f"Measured by the runtime while it wrote the texts: {told}."
+        note += (
+            f"Measured by the runtime while it wrote the texts: {told}, counted over cycles, as “in cycles”; the means "
+            "over all anchors are not to be compared with it."
+        )
     bars = [
         Series(name=name, x=list(figures.arms), y=[get(arm) for arm in figures.arms.values()])
         for name, get in (("T 0", lambda arm: arm.tokens), ("T 1 expected", lambda arm: arm.expected))

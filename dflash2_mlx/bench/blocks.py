@@ -25,7 +25,7 @@ def report(result: Result) -> Report:
         for by in ("kind", "depth"):
             if len(groups(result, by)) > 1:
                 blocks += _section(result, by)
-        blocks += [plot for plot in [_acceptance(overall)] if plot.series]
+        blocks += [plot for plot in [_acceptance(result, overall)] if plot.series]
         blocks += [table for table in (throughput(result), widths(result), endings(result)) if table.rows]
     blocks += [Text(text=note, kind="note") for note in notes(result)]
     return Report(title="Benchmark: plain and speculative decoding", facts=facts(result), blocks=blocks)
@@ -88,21 +88,22 @@ def _section(result: Result, by: By) -> Iterator[Block]:
 def _series(result: Result, by: By, found: Sequence[Cell], what: str) -> list[Series]:
     """A series for each arm that has the figure."""
     out = []
-    for arm in result.plan.arms:
+    for index, arm in enumerate(result.plan.arms):
         of_arm = {cell.group: cell for cell in found if cell.arm == arm.name}
         here = [of_arm[group] for group in groups(result, by) if group in of_arm]
         if what == "ratio":
             here = [cell for cell in here if cell.ratio is not None]
         if here:
-            out.append(_one_series(arm.name, by, here, what))
+            out.append(_one_series(arm.name, index, by, here, what))
     return out
 
 
-def _one_series(name: str, by: By, here: Sequence[Cell], what: str) -> Series:
+def _one_series(name: str, colour: int, by: By, here: Sequence[Cell], what: str) -> Series:
     x: list[float | str] = [float(cell.group) if by == "depth" else cell.group for cell in here]
     if what == "speed":
         return Series(
             name=name,
+            colour=colour,
             x=x,
             y=[cell.speed for cell in here],
             low=[cell.speed_low for cell in here],
@@ -110,6 +111,7 @@ def _one_series(name: str, by: By, here: Sequence[Cell], what: str) -> Series:
         )
     return Series(
         name=name,
+        colour=colour,
         x=x,
         y=[cell.ratio for cell in here],
         low=[cell.interval[0] if cell.interval else None for cell in here],
@@ -117,10 +119,12 @@ def _one_series(name: str, by: By, here: Sequence[Cell], what: str) -> Series:
     )
 
 
-def _acceptance(overall: Sequence[Cell]) -> Plot:
+def _acceptance(result: Result, overall: Sequence[Cell]) -> Plot:
+    colours = {arm.name: index for index, arm in enumerate(result.plan.arms)}
     series = [
         Series(
             name=cell.arm,
+            colour=colours[cell.arm],
             x=[float(position) for position in range(1, len(cell.acceptance) + 1)],
             y=list(cell.acceptance),
         )

@@ -21,6 +21,7 @@ class Cell:
 
     `ratio` is the median over `pairs` of samples of this arm and of `baseline` with the same prompt and round, `low`
     and `high` its quartiles, `interval` what holds it with 99 % (None: too few pairs). All None for a baseline.
+    `first_token_seconds` leaves out prompts that a server had kept in part.
     `same_texts` of `compared_texts` greedy answers are those of the baseline, letter by letter.
     """
 
@@ -85,6 +86,7 @@ def _cell(result: Result, arm: Arm, group: str, samples: Sequence[Sample]) -> Ce
     couples = [(s, others[turn(s)]) for s in samples if turn(s) in others]
     ratios = [a.tokens_per_second / b.tokens_per_second for a, b in couples if _both_timed(a, b)]
     ratio_low, ratio, ratio_high = quartiles(ratios) if ratios else (None, None, None)
+    waits = [s.prompt_seconds for s in samples if not s.cached_tokens]
     texts = [a.digest == b.digest for a, b in couples if arm.temperature == 0 and _comparable(a, b)]
     return Cell(
         arm=arm.name,
@@ -93,7 +95,7 @@ def _cell(result: Result, arm: Arm, group: str, samples: Sequence[Sample]) -> Ce
         speed=middle,
         speed_low=low,
         speed_high=high,
-        first_token_seconds=quartiles([s.prompt_seconds for s in samples])[1],
+        first_token_seconds=quartiles(waits)[1] if waits else None,
         tokens_per_cycle=tokens_per_cycle(samples),
         acceptance=acceptance(samples),
         baseline=baseline.name if baseline != arm else None,
@@ -133,12 +135,23 @@ def tokens_per_cycle(samples: Sequence[Sample]) -> float | None:
 
 
 def acceptance(samples: Sequence[Sample]) -> tuple[float, ...]:
-    """The share of cycles in which the draft at each position stood, over all cycles that drafted so far."""
+    """The share of drafts at each position that stood, of all that were proposed there."""
     longest = max((len(sample.acceptance_by_position) for sample in samples), default=0)
     shares = []
     for position in range(longest):
-        reaching = [sample for sample in samples if len(sample.acceptance_by_position) > position]
-        cycles = sum(map(_cycles, reaching))
-        accepted = sum(_cycles(sample) * sample.acceptance_by_position[position] for sample in reaching)
-        shares.append(accepted / cycles if cycles else 0.0)
+        counts = [_drafts(sample, position) for sample in samples if len(sample.acceptance_by_position) > position]
+        proposed = sum(count for _, count in counts)
+        shares.append(sum(count for count, _ in counts) / proposed if proposed else 0.0)
     return tuple(shares)
+
+
+def _drafts(sample: Sample, position: int) -> tuple[float, float]:
+    """How many drafts at a position stood, and how many were proposed there; for results without counts, about.
+
+    A cycle of width w proposes at w - 1 positions, a plain step at none.
+    """
+    if position < min(len(sample.accepted_by_position), len(sample.proposed_by_position)):
+        return sample.accepted_by_position[position], sample.proposed_by_position[position]
+    widths = sample.cycles_by_width
+    proposed = sum(widths[position + 1 :]) if any(widths) else _cycles(sample)
+    return proposed * sample.acceptance_by_position[position], proposed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TypeVar
 
 from ..errors import RequestError
@@ -49,7 +50,11 @@ def chosen_prompts(args: argparse.Namespace) -> list[Prompt]:
         return _of_kinds(from_jsonl(file), count, args.kinds)
     quick = args.quick
     kinds = listed(args.kinds, "kinds", str) if args.kinds else list(QUICK_KINDS if quick else KINDS)
-    return own(kinds, count or (QUICK_PER_KIND if quick else PER_KIND))
+    try:
+        return own(kinds, count or (QUICK_PER_KIND if quick else PER_KIND))
+    except RequestError as error:
+        param = "prompts-per-kind" if error.param == "prompts_per_kind" else error.param
+        raise RequestError(f"--{param}: {error}", param=param) from None
 
 
 def _of_sets(names: list[str], count: int, file: Path | None, kinds: str | None) -> list[Prompt]:
@@ -78,10 +83,26 @@ def checked_files(args: argparse.Namespace) -> list[Path]:
     """Where the results go. A name that cannot be written is refused now, not after an hour."""
     from ..report.files import check_suffix
 
-    files = [Path(name).expanduser() for name in (args.json, args.html) if name]
-    for path in files:
-        if path.is_dir():
-            raise RequestError(f"{path} is a folder: name a file", param="html" if args.html else "json")
-    if args.html and check_suffix(files[-1]) == ".json":
+    named = {flag: Path(name).expanduser() for flag, name in (("json", args.json), ("html", args.html)) if name}
+    if args.html and check_suffix(named["html"]) == ".json":
         raise RequestError(f"--html {args.html}: for JSON there is --json", param="html")
-    return files
+    for flag, path in named.items():
+        _check_writable(path, flag)
+    if len({path.resolve() for path in named.values()}) < len(named):
+        raise RequestError(f"--json and --html are both {named['html']}: give each a file of its own", param="html")
+    return list(named.values())
+
+
+def _check_writable(path: Path, flag: str) -> None:
+    """Raises RequestError where no file can be made there; a folder that is missing is made with the file."""
+    if path.is_dir():
+        raise RequestError(f"--{flag} {path} is a folder: name a file", param=flag)
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    try:
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RequestError(
+            f"--{flag} {path} cannot be written ({error.strerror or error}): name a file in a folder of yours",
+            param=flag,
+        ) from None

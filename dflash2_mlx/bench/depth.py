@@ -12,3 +12,11 @@ def with_context(messages: Sequence[Mapping[str, str]], context: str) -> list[di
     if context and users:
         users[-1]["content"] = f"{context}\n\n{users[-1]['content']}"
     return copies
+
+
+def with_nonce(messages: Sequence[Mapping[str, str]], nonce: str) -> list[dict[str, str]]:
+    """The messages with `nonce` at the very start of the first."""
+    copies = [dict(message) for message in messages]
+    if copies:
+        copies[0]["content"] = f"[{nonce}]\n{copies[0]['content']}"
+    return copies

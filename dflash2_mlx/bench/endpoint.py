@@ -11,8 +11,9 @@ import httpx
 
 from ..errors import DFlashError, RequestError
 from ..prompts import long_context
-from .depth import with_context
+from .depth import with_context, with_nonce
 from .model import Arm, BenchPrompt, Sample
+from .seeds import filler_seed, nonce, seed_for
 from .streamed import Streamed, data_of, error_text, model_names, parse_chunk
 
 _CHAT = "/chat/completions"
@@ -27,8 +28,9 @@ class Endpoint:
     """Answers with the model `model` of a server at `base_url`, such as http://127.0.0.1:8000/v1; from any thread.
 
     An arm whose mode is "server" leaves decoding to the server; others send a `dflash` object, which our own server
-    knows. `cancelled` is looked at with every chunk. The key is sent as a bearer token and told nowhere. Close it
-    when done. Raises RequestError for a URL or name that cannot be one.
+    knows. Each prompt begins with a few signs that its arm, prompt and round decide, so that no prefix cache makes one
+    arm's first token warm. `cancelled` is looked at with every chunk. The key is sent as a bearer token and told
+    nowhere. Close it when done. Raises RequestError for a URL or name that cannot be one.
     """
 
     concurrent = True
@@ -98,18 +100,20 @@ class Endpoint:
             whole = self._read(response, answer)
         if not whole and not answer.finish_reason:
             raise DFlashError(f"{self.url}: the connection ended after {answer.pieces} pieces of the answer")
-        return _sample(arm, prompt, answer, begun)
+        return _sample(arm, prompt, answer, begun, nonce(arm, prompt, seed))
 
     def _body(self, arm: Arm, prompt: BenchPrompt, max_tokens: int, seed: int) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": with_context(prompt.messages, self._context(prompt)),
+            "messages": with_nonce(with_context(prompt.messages, self._context(prompt)), nonce(arm, prompt, seed)),
             "max_tokens": max_tokens,
             "temperature": arm.temperature,
-            "seed": seed,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        given = seed_for(arm, seed)
+        if given is not None:
+            body["seed"] = given
         if arm.verify_mode == "off":
             body["dflash"] = {"enabled": False}
         elif arm.verify_mode != "server":
@@ -123,7 +127,7 @@ class Endpoint:
         if key not in self._contexts:
             own = sum(_tokens(message["content"]) for message in prompt.messages)
             missing = max(0, prompt.depth - own)
-            self._contexts[key] = long_context(missing, lambda text: range(_tokens(text))) if missing else ""
+            self._contexts[key] = long_context(missing, _counted, seed=filler_seed(prompt)) if missing else ""
         return self._contexts[key]
 
     def _read(self, response: httpx.Response, answer: Streamed) -> bool:
@@ -208,6 +212,10 @@ def _checked(base_url: str) -> httpx.URL:
     return url.copy_with(path=path or "/v1", query=None, fragment=None)
 
 
+def _counted(text: str) -> Sequence[int]:
+    return range(_tokens(text))
+
+
 def _tokens(text: str) -> int:
     return round(len(text) / _SIGNS_PER_TOKEN)
 
@@ -219,7 +227,8 @@ def _json(response: httpx.Response) -> Any:
         return None
 
 
-def _sample(arm: Arm, prompt: BenchPrompt, answer: Streamed, begun: float) -> Sample:
+def _sample(arm: Arm, prompt: BenchPrompt, answer: Streamed, begun: float, of: str) -> Sample:
+    """`of` is the nonce of its prompt: answers to prompts that differ in it are not to be compared."""
     counted = answer.generation_tokens
     tokens = answer.pieces if counted is None else counted
     engine = answer.engine
@@ -237,7 +246,8 @@ def _sample(arm: Arm, prompt: BenchPrompt, answer: Streamed, begun: float) -> Sa
         engine=str(engine.get("engine") or ""),
         block_size=engine["block_size"] if isinstance(engine.get("block_size"), int) else None,
         finish_reason=answer.finish_reason,
-        digest=answer.digest,
+        digest=f"{of}:{answer.digest}",
+        cached_tokens=answer.cached_tokens,
         note="; ".join(_notes(arm, prompt, answer, tokens)),
     )
 
@@ -248,9 +258,10 @@ def _notes(arm: Arm, prompt: BenchPrompt, answer: Streamed, tokens: int) -> Sequ
     if answer.generation_tokens is None:
         notes.append("no usage told: pieces counted as tokens")
     if answer.cached_tokens:
-        notes.append(f"{answer.cached_tokens} prompt tokens were cached")
+        notes.append(f"{answer.cached_tokens} prompt tokens were cached: its first token is left out")
     if tokens > 1 and answer.seconds(tokens) == 0.0:
-        notes.append("the answer came in one piece: no speed")
+        late = "in one piece" if answer.pieces < 2 else "more than half in its first piece"
+        notes.append(f"the answer came {late}: no speed")
     count = answer.prompt_tokens
     if prompt.depth and count and abs(count - prompt.depth) > _OFF_DEPTH * prompt.depth:
         notes.append(f"{count} prompt tokens at depth {prompt.depth}")

@@ -6,15 +6,17 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from ..errors import DFlashError
 from .model import Arm, Pass, Sample
-from .runner import Runner, Turn, rotated
+from .order import Orders
+from .runner import Runner, Turn
 
 _WAKE_UP = 0.2  # seconds between looks at `cancelled` while answers are awaited
 
 
 def run_passes(runner: Runner) -> None:
-    """All passes of a plan, each round beginning with another arm. Raises `Ended` as the runner does."""
+    """All passes of a plan, the arms in a balanced order in each round. Raises `Ended` as the runner does."""
+    orders = Orders(runner.plan)
     for number in range(runner.plan.rounds):
-        for arm in rotated(runner.plan, number):
+        for arm in orders.next():
             runner.pause()
             _run_pass(runner, arm, number)
 

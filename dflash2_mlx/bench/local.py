@@ -17,6 +17,8 @@ from ..text.stream import Generation, stream_generate
 from ..text.template import ChatTemplate
 from .depth import with_context
 from .model import Arm, BenchPrompt, Sample
+from .packing import packing_words
+from .seeds import filler_seed, seed_for
 
 _DIGEST = 12  # hexadecimal characters
 
@@ -45,11 +47,9 @@ class LocalPair:
     def facts(self) -> Mapping[str, str]:
         """The pair, as it is loaded."""
         pair = self.pair
-        packing = pair.config.get("quantization") or {}
-        target = f"{packing['bits']} bits, groups of {packing['group_size']}" if "bits" in packing else "off"
         facts = {
             "target": pair.model_name,
-            "target quantisation": target,
+            "target quantisation": packing_words(pair.config),
             "target compute type": str(pair.target.dtype).rpartition(".")[2],
             "drafter": pair.drafter_name or ("a drafter" if pair.drafter else f"none {_why(pair)}".strip()),
             "chat template": "used" if self._template else "none: prompts are given as they are",
@@ -105,7 +105,7 @@ class LocalPair:
             if prompt.depth and missing < 0:
                 self._longer.add(key)
             if missing > 0:
-                ids = self._encode(prompt, long_context(missing, self._tokenizer.encode))
+                ids = self._encode(prompt, long_context(missing, self._tokenizer.encode, seed=filler_seed(prompt)))
             self._encoded[key] = ids
         return self._encoded[key]
 
@@ -117,17 +117,13 @@ class LocalPair:
 
 
 def parameters(arm: Arm, max_tokens: int, *, seed: int) -> dict[str, Any]:
-    """What `stream_generate` is given for an arm.
-
-    A seed would hold a width that is to be chosen: other widths draw other tokens. Greedy answers draw nothing.
-    """
-    chosen = arm.verify_mode == "adaptive" or (arm.asks_for_speculation and arm.block_size is None)
+    """What `stream_generate` is given for an arm."""
     return {
         "max_tokens": max_tokens,
         "temperature": arm.temperature,
         "block_size": arm.block_size if arm.asks_for_speculation else 1,
         "verify_mode": arm.verify_mode,
-        "seed": None if chosen and arm.temperature > 0 else seed,
+        "seed": seed_for(arm, seed),
     }
 
 
@@ -152,6 +148,8 @@ def _sample(arm: Arm, prompt: BenchPrompt, answer: Generation, *, longer: bool) 
         generation_seconds=stats.generation_seconds,
         tokens_per_cycle=_tokens_per_cycle(stats),
         acceptance_by_position=tuple(stats.acceptance_by_position),
+        accepted_by_position=tuple(stats.accepted_by_position),
+        proposed_by_position=tuple(stats.proposed_by_position),
         engine=stats.engine,
         block_size=width,
         cycles_by_width=widths,

@@ -92,6 +92,10 @@ class Sample:
     digest: str = ""
     note: str = ""
     cycles_by_width: Sequence[int] = ()  # index 0 is width 1, which is plain decoding
+    # Of `proposed_by_position[i]` drafts at position i, so many stood; both empty where the backend does not tell.
+    accepted_by_position: Sequence[int] = ()
+    proposed_by_position: Sequence[int] = ()
+    cached_tokens: int = 0  # of the prompt, which a server had kept: its first token was not computed from the start
 
     @property
     def tokens_per_second(self) -> float:

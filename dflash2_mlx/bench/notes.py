@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from .cells import Cell, cells, ran_plain
+from .disturbed import counted, gathered
 from .model import Arm, Result, Sample
 from .spread import values_needed
-
-_MOST_NOTES = 6  # of one kind: the commonest
 
 
 def notes(result: Result) -> list[str]:
@@ -18,8 +17,8 @@ def notes(result: Result) -> list[str]:
     return [
         *_missing(result),
         *_plain_instead(result),
+        *gathered(result.samples),
         *_forks(result, overall),
-        *_disturbed(result.samples),
         *_short(result.samples),
         *_in_flight(result),
         *_reading(overall),
@@ -48,7 +47,7 @@ def _missing(result: Result) -> Iterator[str]:
     if result.failures:
         first = result.failures[0]
         yield (
-            f"{_samples(len(result.failures))} failed; the first was {first.arm} on {first.prompt}, round "
+            f"{counted(len(result.failures))} failed; the first was {first.arm} on {first.prompt}, round "
             f"{first.round + 1}: {first.error}"
         )
 
@@ -58,7 +57,7 @@ def _plain_instead(result: Result) -> Iterator[str]:
         of_arm = [sample for sample in result.samples if sample.arm == arm.name]
         plain = sum(ran_plain(arm, sample) for sample in of_arm)
         if plain:
-            yield f"{arm.name} asked for speculation and ran plain in {plain} of {_samples(len(of_arm))}."
+            yield f"{arm.name} asked for speculation and ran plain in {plain} of {counted(len(of_arm))}."
 
 
 def _forks(result: Result, overall: Sequence[Cell]) -> Iterator[str]:
@@ -74,15 +73,10 @@ def _forks(result: Result, overall: Sequence[Cell]) -> Iterator[str]:
             yield f"{cell.arm} gave another greedy text in {forked} of {cell.compared_texts}, {why}."
 
 
-def _disturbed(samples: Sequence[Sample]) -> Iterator[str]:
-    for note, count in Counter(sample.note for sample in samples if sample.note).most_common(_MOST_NOTES):
-        yield f"{_samples(count)}: {note}."
-
-
 def _short(samples: Sequence[Sample]) -> Iterator[str]:
     short = sum(sample.tokens_per_second <= 0 for sample in samples)
     if short:
-        yield f"{_samples(short)} without a speed: fewer than two tokens, or no time between them."
+        yield f"{counted(short)} without a speed: fewer than two tokens, or too many of them at once."
 
 
 def _in_flight(result: Result) -> Iterator[str]:
@@ -103,7 +97,3 @@ def _reading(overall: Sequence[Cell]) -> Iterator[str]:
             "true median for these prompts on this machine in 99 of 100 runs, and takes at least "
             f"{values_needed()} pairs; an arm is called faster or slower only where the interval leaves 1 out."
         )
-
-
-def _samples(count: int) -> str:
-    return "1 sample" if count == 1 else f"{count} samples"

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from ..errors import RequestError
 from .in_flight import run_passes
 from .model import Plan, Result
-from .runner import Backend, Ended, Report, Runner, Turn, rotated
+from .order import Orders
+from .runner import Backend, Ended, Report, Runner, Turn
 
 __all__ = ["Backend", "run", "turns"]
 
@@ -56,10 +57,11 @@ def run(
 
 
 def turns(plan: Plan) -> Iterator[Turn]:
-    """The order: by round and prompt, all arms one after another, beginning with another arm each time."""
+    """The order: by round and prompt, all arms one after another, balanced over kinds and depths."""
+    orders = Orders(plan)
     for number in range(plan.rounds):
-        for place, prompt in enumerate(plan.prompts):
-            for arm in rotated(plan, number + place):
+        for prompt in plan.prompts:
+            for arm in orders.next(prompt.kind, prompt.depth):
                 yield Turn(arm, prompt, number)
 
 

@@ -12,6 +12,7 @@ from .model import Arm, BenchPrompt, Failure, Pass, Plan, Progress, Sample
 from .seeds import seed_of
 
 WARM_UP_TOKENS = 16
+_WARM_UP = "Before we begin: which three things would you pack for a walk along a windy coast, and why these?"
 MOST_FAILURES = 3  # in a row: what fails so often will go on failing
 _WAKE_UP = 0.2  # seconds between looks at `cancelled` while cooling down
 
@@ -45,10 +46,9 @@ class Ended(Exception):
     """The run ends before its plan does; the text says why."""
 
 
-def rotated(plan: Plan, by: int) -> list[Arm]:
-    """The arms, beginning with the one at `by`, counted round."""
-    first = by % len(plan.arms)
-    return [*plan.arms[first:], *plan.arms[:first]]
+def warm_up_prompt(depth: int) -> BenchPrompt:
+    """A prompt that no plan has: what a backend keeps of it makes no sample's first token come sooner."""
+    return BenchPrompt(id="warm-up", kind="warm-up", messages=({"role": "user", "content": _WARM_UP},), depth=depth)
 
 
 class Runner:
@@ -75,9 +75,9 @@ class Runner:
     def warm_up(self) -> None:
         """One short answer of every arm at every depth: kernels are compiled, and costs become known."""
         most = min(WARM_UP_TOKENS, self.plan.max_tokens)
-        first_at = {prompt.depth: prompt for prompt in reversed(self.plan.prompts)}
+        prompts = [warm_up_prompt(depth) for depth in dict.fromkeys(prompt.depth for prompt in self.plan.prompts)]
         for arm in self.plan.arms:
-            for prompt in first_at.values():
+            for prompt in prompts:
                 self.look()
                 self._report(None)
                 sample = self.backends[arm.backend].sample(arm, prompt, max_tokens=most, seed=self.plan.seed)

@@ -83,12 +83,13 @@ class Streamed:
         """From the first token to the last of `tokens`.
 
         A first piece may hold several tokens, by its share of the text: time is added as if they had come one by one.
+        0 where less than half of the tokens came after it: the rest would tell little of the whole.
         """
         if self.first is None or self.last is None:
             return 0.0
         signs = len(self.content) + len(self.reasoning)
         at_once = max(1.0, tokens * self.first_signs / signs)
-        if tokens - at_once < 1:
+        if tokens - at_once < max(1.0, tokens / 2):
             return 0.0
         return (self.last - self.first) * (tokens - 1) / (tokens - at_once)
 

@@ -42,7 +42,7 @@ def _summary_row(result: Result, cell: Cell) -> list[Entry]:
         _span(cell.speed_low, cell.speed_high),
         cell.ratio,
         _span(*cell.interval) if cell.interval else None,
-        verdict(cell),
+        verdict(cell, mixed=len(groups(result, "kind")) > 1),
         cell.tokens_per_cycle,
         cell.first_token_seconds,
         f"{cell.same_texts} of {cell.compared_texts}" if cell.compared_texts else None,
@@ -50,14 +50,16 @@ def _summary_row(result: Result, cell: Cell) -> list[Entry]:
     ]
 
 
-def verdict(cell: Cell) -> str:
-    """What the interval allows to say, in a word or two."""
+def verdict(cell: Cell, *, mixed: bool = False) -> str:
+    """What the interval allows to say, in a word or two; of `mixed` kinds of content nothing, they can differ."""
     if cell.baseline is None:
         return "baseline"
+    if mixed:
+        return "mixed kinds"
     if cell.interval is None:
         return "too few pairs"
     if not cell.distinguishable:
-        return "no difference"
+        return "no difference to be told"
     return "faster" if cell.interval[0] > 1 else "slower"
 
 
@@ -89,14 +91,21 @@ def throughput(result: Result) -> Table:
         passes = [one for one in result.passes if one.arm == arm.name and one.seconds > 0]
         if passes:
             rates = [one.tokens / one.seconds for one in passes]
-            waits = [sample.prompt_seconds for sample in result.samples if sample.arm == arm.name]
-            slowest = statistics.quantiles(waits, n=20, method="inclusive")[-1] if len(waits) > 1 else waits[0]
-            rows.append([arm.name, len(passes), statistics.median(rates), statistics.median(waits), slowest])
+            middle, slowest = _waits(result, arm.name)
+            rows.append([arm.name, len(passes), statistics.median(rates), middle, slowest])
     return Table(
         title=f"Throughput with {result.plan.concurrency} in flight",
         columns=("arm", "passes", "tokens/s in all", "first token, s, median", "95 of 100 within"),
         rows=rows,
     )
+
+
+def _waits(result: Result, arm: str) -> tuple[float | None, float | None]:
+    """Seconds to the first token, the median and what 95 of 100 are within; prompts cached in part are left out."""
+    waits = [s.prompt_seconds for s in result.samples if s.arm == arm and not s.cached_tokens]
+    if len(waits) < 2:
+        return (waits[0], waits[0]) if waits else (None, None)
+    return statistics.median(waits), statistics.quantiles(waits, n=20, method="inclusive")[-1]
 
 
 def widths(result: Result) -> Table:

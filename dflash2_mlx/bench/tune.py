@@ -48,14 +48,16 @@ def tune(pair: Pair, *, depths: Sequence[int] = DEPTHS, seconds: float = SECONDS
 def take_over(pair: Pair, found: Sequence[DepthCosts]) -> None:
     """Give the controller what was surveyed, and keep it."""
     assert pair.widths is not None, "a pair with a drafter has one"
-    today = datetime.now(UTC).strftime("%Y-%m-%d")
+    now = datetime.now(UTC)
+    today = now.strftime("%Y-%m-%d")
     with pair.widths.lock:
         for costs in found:
             for width, (middle, _, _) in costs.seconds.items():
                 pair.widths.costs.set(width, costs.depth, middle)
         pair.widths.source = f"tune, {today}"
+        pair.widths.pinned.clear()
     if pair.widths.store is not None:
-        pair.widths.store.save(pair.widths, tuned=today)
+        pair.widths.store.save(pair.widths, tuned=now.isoformat(timespec="seconds"))
 
 
 def tune_report(pair: Pair, found: Sequence[DepthCosts], command: str) -> blocks.Report:
@@ -74,7 +76,14 @@ def tune_report(pair: Pair, found: Sequence[DepthCosts], command: str) -> blocks
         for item in found
     ]
     rates = [
-        blocks.Series(name=s.name, x=widths, y=[1000 * t / y if y else None for t, y in zip(tokens, s.y, strict=True)])
+        blocks.Series(
+            name=s.name,
+            x=widths,
+            y=[
+                1000 * t / y if y and w not in pair.widths.avoided else None
+                for w, t, y in zip(widths, tokens, s.y, strict=True)
+            ],
+        )
         for s in costs
     ]
     rows = [

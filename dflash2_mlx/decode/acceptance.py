@@ -28,20 +28,23 @@ class Profile:
         self._prior = prior
         self._tried = [0.0] * positions
         self._stood = [0.0] * positions
-        self._rates: list[float] | None = None  # as last worked out
+        self.version = 0  # grows with every block
+        self._rates: tuple[int, list[float]] | None = None  # as last worked out, and for which version of the prior
 
     def observe(self, width: int, accepted: int) -> None:
         """A block of `width` rows, of which `accepted` drafts stood."""
         self._rates, keep = None, 1.0 - 1.0 / _MEMORY
+        self.version += 1
         for i in range(min(width - 1, accepted + 1, len(self._tried))):
             self._tried[i] = keep * self._tried[i] + 1.0
             self._stood[i] = keep * self._stood[i] + (i < accepted)
 
     def rates(self) -> list[float]:
-        """By position; what changes in the prior is taken up with the next block of one's own."""
-        if self._rates is None:
-            self._rates = self._worked_out()
-        return self._rates
+        """By position."""
+        prior = 0 if self._prior is None else self._prior.version
+        if self._rates is None or self._rates[0] != prior:
+            self._rates = (prior, self._worked_out())
+        return self._rates[1]
 
     def _worked_out(self) -> list[float]:
         priors = self._prior.rates() if self._prior is not None else None
@@ -67,6 +70,7 @@ class Profile:
         if len(tried) != len(self._tried) or not sound:
             raise ValueError("no acceptance by position")
         self._tried, self._stood, self._rates = tried, stood, None
+        self.version += 1
 
 
 class Offset:

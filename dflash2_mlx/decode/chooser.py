@@ -43,33 +43,30 @@ class FixedWidth:
         return None
 
 
-# Share of a cycle that may pass away from the generator, for instance in other requests' turns or with the text, for
-# its time to count: the device works on meanwhile.
-_AWAY = 0.1
-
-
 class Lap:
-    """Times cycles that follow one another in one generator, from the end of one to the end of the next."""
+    """Times cycles that follow one another in one generator, from the end of one to the end of the next.
+
+    What whoever takes the steps does with them counts: it is part of what a step costs. A lap in which another
+    request ran does not count.
+    """
+
+    _latest: Lap | None = None  # the one that ran last, of all in this process
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._away = 0.0
-        self._left = 0.0
 
-    def leave(self) -> None:
-        """Just before a step is handed out."""
-        self._left = time.perf_counter()
-
-    def come_back(self) -> None:
-        self._away += time.perf_counter() - self._left
+    @classmethod
+    def interrupt(cls) -> None:
+        """Something else runs on the device: the laps under way do not count."""
+        cls._latest = None
 
     def end(self, *, counts: bool = True) -> float | None:
         """Seconds since the last end; None for the first, for one that was disturbed, or that does not count."""
         now = time.perf_counter()
         took = None if self._since is None else now - self._since
-        disturbed = took is None or self._away > _AWAY * took
-        self._since, self._away = now, 0.0
-        return took if counts and not disturbed else None
+        alone, Lap._latest = Lap._latest is self, self
+        self._since = now
+        return took if counts and alone else None
 
     def restart(self) -> None:
         """What comes is of another kind: the cycle in between is not timed."""

@@ -105,7 +105,7 @@ def _rounding(widths: Sequence[WidthExactness]) -> str:
     gap = max(width.gap or 0.0 for width in widths)
     rows, flips = sum(width.rows for width in widths), sum(width.flips for width in widths)
     margin = max((width.margin for width in widths if width.margin is not None), default=None)
-    flipped = f"{flips or 'none'} of {rows} argmax flips"
+    flipped = f"{flips or 'no'} flip{'s' if flips > 1 else ''} of the best token in {rows} rows"
     at = "" if margin is None else f", at a margin of {'up to ' if flips > 1 else ''}{margin:.2g}"
     return f"within rounding for {_blocks(widths)}: largest gap {gap:.2g}, {flipped}{at}"
 

@@ -55,6 +55,7 @@ def generate_tokens(
     stats.prompt_tokens = len(request.prompt)
     stats.cached_tokens = state.reuse(request.prompt)
     for _ in prefill(target, state, request):
+        Lap.interrupt()
         if request.turns:
             yield TokenStep([], 0, None, None, stats)
             state.check_claim(claim)
@@ -93,6 +94,7 @@ class _Run:
         self.left = request.max_tokens
         self.lap = Lap()
         self.width = 1  # of what comes next
+        self.reason: str | None = None  # of that width
 
     def steps(self) -> Iterator[TokenStep]:
         """Stretches of plain steps and of cycles in turn; each gives its last step unsent, for the next to send."""
@@ -110,8 +112,13 @@ class _Run:
     def _choose(self) -> int:
         """The width of what comes next."""
         self.width = 1 if self.cycle is None else self.chooser.choose(len(self.state.tokens) + 1)
-        self.stats.count_width(self.width, self.chooser.reason)
+        self.reason = self.chooser.reason
         return self.width
+
+    def _done(self, width: int, accepted: int, depth: int, reason: str | None, *, timed: bool = False) -> None:
+        """A cycle of that width, or a plain step, has run."""
+        self.stats.count_width(width, reason)
+        self.chooser.cycle_done(width, accepted, depth, self.lap.end(counts=not timed))
 
     def _first(self) -> TokenStep:
         """Feed the last prompt token and read the first answer token."""
@@ -134,7 +141,7 @@ class _Run:
             yield from self._send(step)
             if self.request.cancelled():
                 return self._cancelled()
-            depth = len(self.state.tokens)
+            depth, reason = len(self.state.tokens), self.reason
             goes_on = self.left > 1 and self._choose() == 1
             with self.state.changing():
                 following = self.decoder.launch(launched.token, unread=True) if goes_on else None
@@ -142,7 +149,7 @@ class _Run:
                 if following is not None:
                     self.state.tokens.append(token)
             step = self._emit([token], 0, logprobs)
-            self.chooser.cycle_done(1, 0, depth, self.lap.end())
+            self._done(1, 0, depth, reason)
             if step.finish_reason or following is None:
                 return step
             launched = following
@@ -161,7 +168,7 @@ class _Run:
                 outcome = cycle.collect(pending)
                 step = self._settle(cycle, pending, anchor, outcome)
                 self.state.pending = pending = None
-                self.chooser.cycle_done(self.width, outcome.accepted, depth, self.lap.end(counts=not timed))
+                self._done(self.width, outcome.accepted, depth, self.reason, timed=timed)
                 if outcome.failed and step.finish_reason is None:
                     yield step
                     raise DecodeError(not_finite(len(self.state.tokens)))
@@ -174,9 +181,7 @@ class _Run:
 
     def _send(self, step: TokenStep) -> Iterator[TokenStep]:
         """Hand a step out; raises RequestError where the state has gone on without this request meanwhile."""
-        self.lap.leave()
         yield step
-        self.lap.come_back()
         self.state.check_claim(self.claim)
 
     def _settle(self, cycle: Cycle, launched: Launched, anchor: int, outcome: Outcome) -> TokenStep:

@@ -23,9 +23,14 @@ class Probing:
         self._passed += seconds
         self._since[kind] = self._since.get(kind, 0) + 1
 
-    def is_due(self, kind: str) -> bool:
-        """Whether the interval is over."""
-        return self._since.get(kind, _SHORTEST) >= self._interval.get(kind, _SHORTEST)
+    def is_due(self, kind: str, *, urgent: bool = False) -> bool:
+        """Whether the interval is over; the shortest one where something has changed."""
+        interval = _SHORTEST if urgent else self._interval.get(kind, _SHORTEST)
+        return self._since.get(kind, _SHORTEST) >= interval
+
+    def is_long(self, kind: str) -> bool:
+        """Whether tries have changed nothing for so long that the interval grows no more."""
+        return self._interval.get(kind, _SHORTEST) >= _LONGEST
 
     def affords(self, loss: float, plain_step: float) -> bool:
         """Whether so many seconds may be lost, where a plain step takes `plain_step`."""
@@ -34,6 +39,10 @@ class Probing:
     def begin(self, kind: str, loss: float, *, grows: bool = True) -> None:
         """A try that is expected to lose so many seconds; the next one is later where it `grows`."""
         self._spent += max(0.0, loss)
+        self.skip(kind, grows=grows)
+
+    def skip(self, kind: str, *, grows: bool = True) -> None:
+        """Nothing is worth a try now."""
         self._since[kind] = 0
         if grows:
             self._interval[kind] = min(_LONGEST, 2 * self._interval.get(kind, _SHORTEST))

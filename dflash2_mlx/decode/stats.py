@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 # Cycles before acceptance is judged, and the accepted drafts per cycle below which something is wrong: even a poor
 # drafter passes 0.2 on text, while wrong taps, theta or weights give next to nothing.
-_ALARM_CYCLES = 48
+ALARM_CYCLES = 48
 _ALARM_RATE = 0.04
 # One cycle in so many is timed by part: the cost of its further host syncs is spread over them.
 TIMED_EVERY = 32
@@ -32,6 +32,7 @@ class Stats:
     draft_quant: str = "off"
     engine: str = "plain"
     fallback_reason: str | None = None
+    pair_alarm: str | None = None  # of the requests before
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generation_tokens: int = 0
@@ -83,7 +84,7 @@ class Stats:
         for i in range(proposed):
             self.proposed_by_position[i] += 1
             self.accepted_by_position[i] += i < accepted
-        if self.cycles == _ALARM_CYCLES and self.alarm:
+        if self.cycles == ALARM_CYCLES and self.alarm:
             log.warning("%s", self.alarm)
 
     @property
@@ -110,12 +111,13 @@ class Stats:
     @property
     def alarm(self) -> str | None:
         """What is wrong when next to no draft is ever accepted: the text stays right, only slow."""
-        if self.cycles < _ALARM_CYCLES or self.accepted_tokens >= _ALARM_RATE * self.cycles:
-            return None
-        return (
-            f"only {self.accepted_tokens} drafts accepted in {self.cycles} cycles: the drafter does not fit this "
-            "target (wrong pair, taps or weights); the text is right but slower than without it (--draft none)"
-        )
+        return alarm_of(self.cycles, self.accepted_tokens) or self.pair_alarm
+
+    @property
+    def engine_in_force(self) -> str:
+        """What has decoded: an adaptive answer that drafted nothing is plain."""
+        steps = sum(self.cycles_by_width)
+        return "plain" if self.verify_mode == "adaptive" and steps and not self.cycles else self.engine
 
     def as_dict(self) -> dict[str, Any]:
         """The figures as plain data, for `--json` and for responses."""
@@ -136,11 +138,21 @@ class Stats:
             "width_reason": self.width_reason,
             "cycles_by_width": {width: count for width, count in enumerate(self.cycles_by_width, 1) if count},
             "draft_quant": self.draft_quant,
-            "engine": self.engine,
+            "engine": self.engine_in_force,
             "fallback_reason": self.fallback_reason,
             "dropped_blocks": self.dropped_blocks,
             "alarm": self.alarm,
         }
+
+
+def alarm_of(cycles: int, accepted: int) -> str | None:
+    """What is wrong when `accepted` drafts in so many cycles are next to none; None while that cannot be told."""
+    if cycles < ALARM_CYCLES or accepted >= _ALARM_RATE * cycles:
+        return None
+    return (
+        f"only {accepted} drafts accepted in {cycles} cycles: the drafter does not fit this "
+        "target (wrong pair, taps or weights); the text is right but slower than without it (--draft none)"
+    )
 
 
 def _rate(count: int, seconds: float) -> float:

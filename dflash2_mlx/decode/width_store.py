@@ -67,13 +67,8 @@ class WidthStore:
     def restore(self, controller: WidthController) -> None:
         """Give the controller what was kept."""
         tree = self.read()
-        if tree is None:
-            return
-        try:
-            costs = {int(d): {int(w): float(s) for w, s in cells.items()} for d, cells in tree["costs"].items()}
-            controller.restore(costs, tree["acceptance"], str(tree["source"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("%s is left out, it will be measured anew: %s", self.path, error)
+        if tree is not None:
+            self._give(controller, tree)
 
     def read(self) -> dict[str, Any] | None:
         """What the file holds, if it is made for these facts; `exactness` is set from it."""
@@ -86,7 +81,7 @@ class WidthStore:
             self._tuned = tree["tuned"]
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("%s is left out, it will be measured anew: %s", self.path, error)
             return None
         return tree
@@ -100,23 +95,39 @@ class WidthStore:
             self.save(controller)
 
     def save(self, controller: WidthController, *, tuned: str | None = None) -> None:
-        """Write all of it; `tuned` is the date where the costs were measured on purpose. What fails is told."""
+        """Write all of it; `tuned` is the time at which the costs were measured on purpose. What fails is told.
+
+        Where another process has tuned the pair meanwhile, that is taken up first.
+        """
         from ..settings import files
 
         with self._lock:
-            self._tuned = tuned or self._tuned
             self._saved, self._saved_cycles = time.monotonic(), controller.cycles
-            costs, acceptance, source = controller.kept()
-            tree = {
-                "version": _VERSION,
-                "made_for": self.facts,
-                "tuned": self._tuned,
-                "source": source,
-                "costs": {str(d): {str(w): s for w, s in cells.items()} for d, cells in costs.items()},
-                "acceptance": acceptance,
-                "exactness": None if self.exactness is None else self.exactness.as_dict(),
-            }
             try:
-                files.write(self.path, tree)
+                with files.locked(self.path):
+                    self._take_up(controller, tuned)
+                    tree = {
+                        "version": _VERSION,
+                        "made_for": self.facts,
+                        "tuned": self._tuned,
+                        **controller.kept(),
+                        "exactness": None if self.exactness is None else self.exactness.as_dict(),
+                    }
+                    files.write(self.path, tree)
             except DFlashError as error:
                 log.warning("what was measured is not kept: %s", error)
+
+    def _take_up(self, controller: WidthController, tuned: str | None) -> None:
+        before, report = self._tuned, self.exactness
+        tree = self.read()
+        self.exactness = report or self.exactness
+        if tuned is not None:
+            self._tuned = tuned
+        elif tree is not None and self._tuned != before:
+            self._give(controller, tree)
+
+    def _give(self, controller: WidthController, tree: dict[str, Any]) -> None:
+        try:
+            controller.restore(tree)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            log.warning("%s is left out, it will be measured anew: %s", self.path, error)

@@ -20,21 +20,25 @@ _SLOT = re.compile(r"\{(\w+)\}")
 _SPARE = 1.02
 
 
-def long_context(tokens_wanted: int, encode: Callable[[str], Sequence[int]]) -> str:
+def long_context(tokens_wanted: int, encode: Callable[[str], Sequence[int]], *, seed: int = 0) -> str:
     """Prose of at most `tokens_wanted` tokens as `encode` counts them, and not much fewer; whole words.
 
-    `encode` is a tokenizer's, without special tokens. Raises RequestError for a negative number.
+    `encode` is a tokenizer's, without special tokens; `seed` decides which prose it is. Raises
+    RequestError for a negative number.
     """
     if tokens_wanted < 0:
         raise RequestError(f"a context of {tokens_wanted} tokens: it has to be 0 or more", param="depth")
     found: list[str] = []
     count = 0
-    for paragraph in paragraphs():
+    head = 0  # paragraphs that surely fit
+    for paragraph in paragraphs(seed):
         if count > tokens_wanted * _SPARE + 16:
             break
         found.append(paragraph)
         count += len(encode(paragraph + "\n\n"))
-    return _cut("\n\n".join(found), tokens_wanted, encode)
+        if count < tokens_wanted / _SPARE - 16:
+            head = len(found)
+    return _joined("".join(f"{each}\n\n" for each in found[:head]), "\n\n".join(found[head:]), tokens_wanted, encode)
 
 
 def paragraphs(seed: int = 0) -> Iterator[str]:
@@ -88,6 +92,17 @@ def _one(choices: Sequence[str], chance: random.Random) -> str:
 def _ordinal(number: int) -> str:
     ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
+
+
+def _joined(head: str, tail: str, tokens: int, encode: Callable[[str], Sequence[int]]) -> str:
+    """`head`, which fits, and as much of `tail` as does. A long text is encoded a few times, not once for each try."""
+    room = tokens - (len(encode(head)) if head else 0)
+    text = head + _cut(tail, room, encode)
+    # Where the parts meet, a tokenizer may count otherwise than for each alone.
+    while room > 0 and (over := len(encode(text)) - tokens) > 0:
+        room -= over
+        text = head + _cut(tail, room, encode)
+    return text.rstrip()
 
 
 def _cut(text: str, tokens: int, encode: Callable[[str], Sequence[int]]) -> str:

@@ -30,13 +30,17 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A named line, or the bars of one name: x and y of each point. `low` and `high` (same length) are its spread."""
+    """A named line, or the bars of one name: x and y of each point. `low` and `high` (same length) are its spread.
+
+    `colour` is the number of its colour, sign and dashes, the same in all plots of a report; None: its place.
+    """
 
     name: str
     x: Sequence[float | str]
     y: Sequence[float | None]
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
+    colour: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,11 @@ def points(series: Series) -> list[Point]:
     ]
 
 
+def looks(plot: Plot) -> list[int]:
+    """For each series the number of its colour and sign."""
+    return [index if series.colour is None else series.colour for index, series in enumerate(plot.series)]
+
+
 def values(plot: Plot) -> list[float]:
     """All finite y, spreads and the baseline: what the y axis has to span."""
     found = [v for series in plot.series for p in points(series) for v in (p.y, p.low, p.high) if v is not None]

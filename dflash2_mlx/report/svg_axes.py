@@ -26,6 +26,7 @@ from dflash2_mlx.report.svg_parts import (
 AREA_HEIGHT = 230.0
 _ANGLE = 35  # degrees, of names that do not fit side by side
 _LONGEST = 130.0  # px of a name on the x axis
+_LEAST = 12.0  # px of a name: it is not cut to less
 _LEGEND_ROW = 19.0
 GRID: dict[str, Attribute] = {"stroke": "currentColor", "stroke_opacity": 0.14}
 
@@ -142,8 +143,11 @@ def axes(plot: Plot, area: Area) -> str:
 
 def _x_mark(area: Area, place: float, words: str) -> str:
     if not area.rotated:
-        drawn = text(place, area.bottom + 17, words, text_anchor="middle")
-        return drawn if area.names else line(place, area.bottom, place, area.bottom + 4, stroke="currentColor") + drawn
+        shown = cut(words, max(area.band - 8, _LEAST)) if area.names else words
+        drawn = text(place, area.bottom + 17, shown, text_anchor="middle")
+        if area.names:
+            return drawn if shown == words else element("g", tooltip(words), drawn)
+        return line(place, area.bottom, place, area.bottom + 4, stroke="currentColor") + drawn
     shown = cut(words, _LONGEST)
     turn = f"translate({place + 4:.2f} {area.bottom + 14:.2f}) rotate(-{_ANGLE})"
     inner = text(0, 0, shown, text_anchor="end")
@@ -164,7 +168,7 @@ def legend(plot: Plot, *, width: float, top: float) -> tuple[str, float]:
     """The names of the series in rows, and where they end; nothing where there is no name."""
     x, y = 4.0, top + 13
     drawn: list[str] = []
-    for index, series in enumerate(plot.series):
+    for index, series in zip(points.looks(plot), plot.series, strict=True):
         if not series.name:
             continue
         shown = cut(series.name, width - 40)

@@ -23,16 +23,17 @@ def bars(plot: Plot, area: Area) -> str:
     found = [(index, point) for index, series in enumerate(plot.series) for point in points.points(series)]
     told = all(width_of(_number(point.y), SMALL) <= width - 1 for _, point in found if point.y is not None)
     avoid = finite(plot.baseline)
+    looks = points.looks(plot)
     drawn: list[str] = []
     for index, point in found:
         left = area.at(point.x) + (index - count / 2) * width
         if point.y is not None:
-            drawn.append(_bar(point, point.y, area, index, left, width, plot.series[index].name))
+            drawn.append(_bar(point, point.y, area, looks[index], left, width, plot.series[index].name))
             drawn.append(_told(point, point.y, area, left + width / 2, avoid) if told else "")
     return element("g", *drawn)
 
 
-def _bar(point: Point, y: float, area: Area, index: int, left: float, width: float, name: str) -> str:
+def _bar(point: Point, y: float, area: Area, look: int, left: float, width: float, name: str) -> str:
     foot = area.y.at(_inside(0.0, area))
     head = area.y.at(_inside(y, area))
     gap = min(2.0, width * 0.1)
@@ -43,7 +44,7 @@ def _bar(point: Point, y: float, area: Area, index: int, left: float, width: flo
         y=min(foot, head),
         width=width - gap,
         height=max(abs(foot - head), 0.5),
-        fill=colour(index),
+        fill=colour(look),
     )
     if point.low is None or point.high is None:
         return box

@@ -18,9 +18,11 @@ _MARKED = 60
 def lines(plot: Plot, area: Area) -> str:
     """All series, the bands below all lines. What lies outside the axis (`y_from`) is cut off at its edge."""
     found = [_in_order(points.points(series), area) for series in plot.series]
-    bands = [_band(run, area, index) for index, all_ in enumerate(found) for run in points.runs(all_)]
+    looks = points.looks(plot)
+    bands = [_band(run, area, looks[index]) for index, all_ in enumerate(found) for run in points.runs(all_)]
     drawn = [
-        _line(run, area, index) + _markers(run, area, index, plot.series[index].name, len(all_) <= _MARKED)
+        _line(run, area, looks[index])
+        + _markers(run, area, looks[index], plot.series[index].name, len(all_) <= _MARKED)
         for index, all_ in enumerate(found)
         for run in points.runs(all_)
     ]

@@ -41,12 +41,12 @@ def _bars(plot: Plot, width: int) -> list[Text]:
     for name in points.names(plot):
         if len(plot.series) > 1:
             lines.append(Text(" " + name))
-        for index, series in enumerate(plot.series):
+        for look, series in zip(points.looks(plot), plot.series, strict=True):
             point = next((p for p in points.points(series) if points.name(p.x) == name and p.y is not None), None)
             if point is not None and point.y is not None:
                 said = name if len(plot.series) == 1 else "  " + series.name
                 line = Text(" " + set_cell_size(said, label) + " ")
-                line.append(_bar(point.y, most, room), style=_STYLES[index % len(_STYLES)])
+                line.append(_bar(point.y, most, room), style=_STYLES[look % len(_STYLES)])
                 line.append(" " + _figures(point))
                 line.truncate(width)
                 lines.append(line)
@@ -78,13 +78,14 @@ def _grid(plot: Plot, width: int) -> list[Text]:
     if (base := finite(plot.baseline)) is not None and y.low <= base <= y.high:
         grid[_row(base, y)] = [("╌", "dim")] * columns
     drawn = [_cells(series, place, y) for series in plot.series]
-    for index, runs in enumerate(drawn):
+    looks = points.looks(plot)
+    for look, runs in zip(looks, drawn, strict=True):
         for run in runs:
-            _join(grid, run, _STYLES[index % len(_STYLES)])
-    for index, runs in enumerate(drawn):
+            _join(grid, run, _STYLES[look % len(_STYLES)])
+    for look, runs in zip(looks, drawn, strict=True):
         for column, row in (cell for run in runs for cell in run):
             taken = grid[row][column][0] in _SIGNS
-            grid[row][column] = ("*" if taken else _SIGNS[index % len(_SIGNS)], _STYLES[index % len(_STYLES)])
+            grid[row][column] = ("*" if taken else _SIGNS[look % len(_SIGNS)], _STYLES[look % len(_STYLES)])
     lines = [Text(f" {plot.y_label}", style="dim")]
     for row, cells in enumerate(grid):
         line = Text(labels.get(row, "").rjust(margin) + (" ┤" if row in labels else " │"))
@@ -143,10 +144,8 @@ def _marks(marks: Sequence[tuple[int, str]], columns: int) -> str:
 def _legend(plot: Plot, width: int) -> list[Text]:
     """Sign and name of each series that has one, in as many lines as they need."""
     parts = [
-        Text(f"{_SIGNS[index % len(_SIGNS)]} ", style=_STYLES[index % len(_STYLES)]).append(
-            series.name, style="default"
-        )
-        for index, series in enumerate(plot.series)
+        Text(f"{_SIGNS[look % len(_SIGNS)]} ", style=_STYLES[look % len(_STYLES)]).append(series.name, style="default")
+        for look, series in zip(points.looks(plot), plot.series, strict=True)
         if series.name
     ]
     if len(parts) > 1:

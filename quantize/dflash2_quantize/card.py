@@ -12,11 +12,10 @@ from huggingface_hub import ModelCardData
 from huggingface_hub.repocard import metadata_load
 
 from dflash2_mlx.errors import CheckpointError
-from dflash2_mlx.pairs import DEMO
 
 from .checkpoint import Written
 from .measure import Acceptance
-from .source import Source
+from .source import Source, is_hub_id, shown_name
 
 # Of the source's card: what holds for a derived model too.
 _KEPT = ("license", "license_name", "license_link", "language", "base_model")
@@ -111,12 +110,3 @@ def _metadata(card: Path) -> dict[str, Any]:
         return metadata_load(card) or {}
     except Exception:  # none, or one whose YAML is at fault: the parser's errors are not the Hub library's own
         return {}
-
-
-def is_hub_id(name: str) -> bool:
-    return name.count("/") == 1 and not Path(name).expanduser().exists()
-
-
-def shown_name(name: str) -> str:
-    """A Hub id or `demo` as it is, of a path the last part: the rest tells of somebody's disk."""
-    return name if is_hub_id(name) or name == DEMO else Path(name).expanduser().resolve().name

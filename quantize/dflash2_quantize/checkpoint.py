@@ -18,9 +18,10 @@ from .error import relative_error
 from .folder import built_aside, check_space
 from .packing import Plan, config_entry, pack
 from .safetensors_file import Layout, file_names, layout_of, shards, write_safetensors
-from .source import Source
+from .source import Source, shown_name
 
 SHARD_BYTES = 5_000_000_000  # as mlx-lm and the Hub cut
+QUANTIZED_FROM = "dflash2_quantized_from"
 _DTYPE_KEYS = ("torch_dtype", "dtype")
 
 Progress = Callable[[float], None]
@@ -112,7 +113,7 @@ def stored_bytes(source: Source, plan: Plan, dtype: mx.Dtype) -> int:
 def _prepare(source: Source, plan: Plan, dtype: mx.Dtype) -> tuple[dict[str, Any], _Stream]:
     model = source.model(dtype)
     before = pack(model, plan)
-    config = _config(source.raw, model, dtype)
+    config = _config(source, model, dtype)
     parameters: Any = tree_flatten(model.parameters())
     return config, _Stream({_file_name(name, source): array for name, array in parameters}, before, plan)
 
@@ -123,15 +124,19 @@ def _file_name(name: str, source: Source) -> str:
     return bare if bare in source.tensor_names else name
 
 
-def _config(raw: dict[str, Any], model: DraftModel, dtype: mx.Dtype) -> dict[str, Any]:
-    """The source's config, with the packing and the dtype that are in the new files."""
+def _config(source: Source, model: DraftModel, dtype: mx.Dtype) -> dict[str, Any]:
+    """The source's config, with the packing and the dtype that are in the new files, and with the source's name.
+
+    By the name the model manager knows a copy, which is no drafter that it chooses by itself.
+    """
+    raw = source.raw
     config = {key: value for key, value in raw.items() if key not in ("quantization", "quantization_config")}
     stored = str(dtype).removeprefix("mlx.core.")
     config |= {key: stored for key in _DTYPE_KEYS if key in raw}
     entry = config_entry(model)
     if entry is not None:
         config |= {key: entry for key in ("quantization", "quantization_config") if key == "quantization" or key in raw}
-    return config
+    return config | {QUANTIZED_FROM: shown_name(source.name)}
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -65,6 +65,11 @@ def built_aside(out: Path) -> Iterator[Path]:
 
 
 def _replace(out: Path, scratch: Path) -> None:
+    if out.exists() and not any(out.iterdir()):
+        # Filled, not replaced: it may be the folder that a shell is in. Without its config it is no model.
+        for file in sorted(scratch.iterdir(), key=lambda file: file.name == "config.json"):
+            file.rename(out / file.name)
+        return
     former = _beside(out)
     if out.exists():
         out.rename(former)

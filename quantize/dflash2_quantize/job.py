@@ -11,14 +11,15 @@ from typing import Protocol
 
 from dflash2_mlx.drafter.quantization import QuantSpec
 from dflash2_mlx.errors import RequestError
+from dflash2_mlx.pairs import DEMO
 
-from .card import Measured, shown_name, write_card
+from .card import Measured, write_card
 from .checkpoint import Written, stored_bytes, write_checkpoint
 from .folder import check_output, check_space
 from .measure import Acceptance, record
 from .packing import Plan, plan_for
 from .search import Found, Limit, packings, search
-from .source import Source, open_source
+from .source import Source, open_source, shown_name
 from .target import MeasuredTarget, Measuring, load_measured
 from .trials import Trials
 from .upload import check_upload, upload
@@ -79,7 +80,7 @@ def run_job(job: Job, report: Report) -> Written:
             stages("uploading", 0.0)
             upload(job.out, job.repository, private=job.private)
             stages("uploading", 1.0)
-    report.done(written, _summary(source, written, measured, job.repository))
+    report.done(written, _summary(job, source, written, measured))
     return written
 
 
@@ -138,10 +139,10 @@ def _shown_spec(job: Job) -> str:
 
 def _command(job: Job) -> list[str]:
     """The command line that does it again, without paths of this machine."""
-    command = ["dflash2-mlx", "quantize", shown_name(job.drafter), "--spec", str(job.spec), "--out", job.out.name]
+    command = ["dflash2-mlx", "quantize", _named(job.drafter), "--spec", str(job.spec), "--out", job.out.name]
     measuring, limit = job.measuring, job.limit
     if job.target:
-        command += ["--target", shown_name(job.target)]
+        command += ["--target", _named(job.target)]
         command += ["--prompts", str(measuring.prompts), "--tokens", str(measuring.tokens)]
         command += ["--block-size", str(measuring.block_size)] if measuring.block_size else []
     if limit:
@@ -150,7 +151,13 @@ def _command(job: Job) -> list[str]:
     return command
 
 
-def _summary(source: Source, written: Written, measured: Measured | None, repository: str | None) -> str:
+def _named(name: str) -> str:
+    """As a command takes it: a Hub id or `demo`; of a folder a place to fill in and its name."""
+    shown = shown_name(name)
+    return shown if name == DEMO or "/" in shown else f"PATH/TO/{shown}"
+
+
+def _summary(job: Job, source: Source, written: Written, measured: Measured | None) -> str:
     """One line."""
     parts = [f"{source.bytes / 1e6:,.1f} MB to {written.bytes / 1e6:,.1f} MB"]
     if written.errors:
@@ -159,6 +166,12 @@ def _summary(source: Source, written: Written, measured: Measured | None, reposi
     if measured:
         before, after = measured.before.tokens_per_cycle, measured.after.tokens_per_cycle
         parts.append(f"tokens per cycle {before:.3f} to {after:.3f}")
-    if repository:
-        parts.append(f"uploaded to {repository}")
+        share = job.limit.min_share if job.limit else None
+        if share is not None and after < share * before:
+            parts.append(
+                f"WARNING: decoding keeps {after / before:.4f} of them, less than the {share:g} asked for, which the "
+                "choice had along the recorded text"
+            )
+    if job.repository:
+        parts.append(f"uploaded to {job.repository}")
     return "; ".join(parts)

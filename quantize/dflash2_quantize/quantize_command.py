@@ -93,11 +93,12 @@ def make_job(args: argparse.Namespace) -> Job:
 
 
 def _folder(text: str) -> Path:
+    """Absolute and without links: the folder is renamed into its place, and has a name of its own."""
     if not text:
         raise RequestError("--out is empty: give a folder", param="out")
     try:
-        return Path(text).expanduser()
-    except RuntimeError as error:
+        return Path(text).expanduser().resolve()
+    except (RuntimeError, OSError) as error:
         raise RequestError(f"--out {text}: {error}", param="out") from None
 
 

@@ -32,6 +32,7 @@ class DrafterFit:
     engine: str  # dflash or dflash2
     block_size: int
     reasons: tuple[str, ...] = ()
+    quantized_from: str | None = None  # of a quantised copy: what it was made from
 
     @property
     def fits(self) -> bool:
@@ -129,6 +130,7 @@ class ModelView:
     dflash_compatible: bool = False
     dflash_reason: str | None = None  # why not
     drafters: tuple[DrafterFit, ...] = ()  # of a model: those on disk, fitting ones first
+    automatic_drafter: str | None = None  # of a model: id of the one that it gets where its settings name none
     published_drafter: str | None = None  # of a model: Hub id of the drafter known for it
     targets: tuple[str, ...] = ()  # of a drafter: ids of the models on disk that it fits
     targets_reason: str | None = None  # of a drafter: why it fits none

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dflash2_mlx.drafter.config import DrafterConfig, narrowed
 from dflash2_mlx.engine import ssd_cache
 from dflash2_mlx.errors import DFlashError, ModelNotFound, RequestError
 from dflash2_mlx.pairs import Progress
@@ -25,25 +24,27 @@ from dflash2_mlx.settings.server import (
 from dflash2_mlx.settings.store import ModelSettingsStore
 from dflash2_server.bench.jobs import Benches
 from dflash2_server.bench.store import BenchStore
+from dflash2_server.bench.watch import DOWNLOADED, LOADED
 from dflash2_server.catalog import Catalog
 from dflash2_server.downloads.queue import Downloads
 from dflash2_server.events import EventBus
 from dflash2_server.library.library import Library
 from dflash2_server.logs import LogBuffer
 from dflash2_server.management import ActiveRequest, Estimate, LiveFigures, ModelView, Saved, Unloaded
+from dflash2_server.pairing_check import check_pairing
 from dflash2_server.pool.entry import Entry
 from dflash2_server.pool.figures import Sampler, active_request
 from dflash2_server.pool.pool import Pool
 from dflash2_server.quantize.jobs import QuantizeJobs
 from dflash2_server.quantize.output import own_folder
-from dflash2_server.served import check_block_size
 from dflash2_server.service import EngineService, ssd_folder
 from dflash2_server.views import idle_limit, pending, view_of
 
 log = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
-_REFUSED_WHILE = ("ready", "loading", "waiting", "unloading")
+_MOVING = ("loading", "waiting", "unloading")
+_REFUSED_WHILE = ("ready", *_MOVING)
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,20 @@ class Manager:
         self._downloads, self._events, self._logs = downloads, events, logs
         self._pool, self._library, self._store, self._source = pool, library, store, source
         self._benches = Benches(
-            self.catalog, self._service, BenchStore(store.path.with_name("benches")), events.publish
+            self.catalog,
+            self._service,
+            BenchStore(store.path.with_name("benches")),
+            events,
+            at_work=self._at_work,
+            beside=lambda: self._quantizations.refuse_beside(),
         )
         self._quantizations = QuantizeJobs(
-            library, self.catalog.any, self._model_folders, events.publish, own=own_models or own_folder()
+            library,
+            self.catalog.any,
+            self._model_folders,
+            events.publish,
+            own=own_models or own_folder(),
+            beside=self._benches.refuse_beside,
         )
         self._sampler = Sampler(pool.engine)
         self._housekeeping: asyncio.Task[None] | None = None
@@ -166,7 +177,7 @@ class Manager:
         if changes.get("model_alias"):
             self.catalog.check_alias(local.id, changes["model_alias"])
         if local.kind == "model":
-            self._check_pairing(local.id, wanted, changes)
+            check_pairing(local, wanted, changes, self.catalog)
         after = await asyncio.to_thread(self._store.put, local.id, changes)
         names = tuple(key for key in changes if getattr(after, key, None) != getattr(before, key, None))
         self.events.publish("settings", {"id": local.id, "changed": list(names)})
@@ -254,6 +265,7 @@ class Manager:
 
     async def start(self, progress: Progress | None = None) -> None:
         """Load what `--model` names (raises what that raises); the default and the pinned ones follow by themselves."""
+        await asyncio.to_thread(self._quantizations.sweep)
         started = self.catalog.started
         if started is not None:
             local = self.catalog.find(started)
@@ -340,28 +352,6 @@ class Manager:
             return
         served.model_settings = entry.loaded_with = self._store.put(entry.id, {"dflash_enabled": True})
 
-    def _check_pairing(self, model_id: str, wanted: Any, changes: Mapping[str, Any]) -> None:
-        """Refuse what the disk tells to be wrong, before it is saved."""
-        local = self.catalog.find(model_id)
-        if wanted.dflash_enabled and changes.get("dflash_enabled") and not local.dflash_compatible:
-            raise RequestError(f"DFlash for {local.id}: {local.dflash_reason}", param="dflash_enabled")
-        if not wanted.dflash_enabled:
-            return
-        name = wanted.dflash_draft_model or self.catalog.automatic_drafter(local)
-        if name is None:
-            return
-        fit = next((fit for fit in self._library.fits(local) if name in (fit.id, fit.repo_id)), None)
-        if fit is None:
-            return  # not on disk yet, or a folder elsewhere: the load tells
-        if not fit.fits and "dflash_draft_model" in changes:
-            reasons = "; ".join(fit.reasons)
-            raise RequestError(f"{name} does not fit {local.id}: {reasons}", param="dflash_draft_model")
-        if {"dflash_block_size", "dflash_draft_model"} & set(changes):
-            check_block_size(wanted, fit.block_size)
-        config = self._library.get(fit.id).drafter
-        if config is not None and {"dflash_draft_window_size", "dflash_draft_model"} & set(changes):
-            _check_window(config, wanted.dflash_draft_window_size)
-
     async def _load_quietly(self, name: str) -> None:
         """The entry has the reason where it fails."""
         try:
@@ -370,6 +360,11 @@ class Manager:
             log.warning("%s", error)
         except DFlashError:
             pass
+
+    def _at_work(self) -> list[str]:
+        """What takes the machine's time beside requests. From any thread."""
+        found = [LOADED] if any(entry.state in _MOVING for entry in self._pool.entries()) else []
+        return found + ([DOWNLOADED] if any(task.state == "downloading" for task in self.downloads.tasks()) else [])
 
     def _model_folders(self) -> list[Path]:
         """Those that the user has named."""
@@ -381,13 +376,6 @@ class Manager:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
         return task
-
-
-def _check_window(config: DrafterConfig, window: int | None) -> None:
-    try:
-        narrowed(config, window, 0)
-    except RequestError as error:
-        raise RequestError(str(error), param="dflash_draft_window_size") from None
 
 
 def _cache_part(settings: Any) -> list[Any]:

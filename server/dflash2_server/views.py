@@ -38,6 +38,7 @@ def view_of(local: LocalModel, catalog: Catalog) -> ModelView:
         dflash_compatible=local.dflash_compatible,
         dflash_reason=local.dflash_reason,
         drafters=tuple(catalog.library.fits(local)) if is_model else (),
+        automatic_drafter=catalog.automatic_drafter(local) if is_model else None,
         published_drafter=catalog.library.published(local) if is_model else None,
         targets=targets,
         targets_reason=reason,

@@ -6,10 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from dflash2_mlx.errors import EngineBusy
+
 if TYPE_CHECKING:
     from dflash2_mlx.bench.model import Plan, Result, Sample
 
 WorkState = Literal["running", "completed", "cancelled", "failed"]
+
+
+class WorkRuns(EngineBusy):
+    """Work of the kind `kind` runs, and what was asked for may not run beside it: they would share the machine."""
+
+    def __init__(self, message: str, *, kind: Literal["bench", "quantize"]) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +94,8 @@ class BenchJobs(Protocol):
         """Begin one on a model, which is loaded first where it is not.
 
         `request` takes block_sizes, verify_modes, kinds, prompts_per_kind, max_tokens, rounds, temperatures and
-        depths, each with a default. Raises ModelNotFound, RequestError by the field, EngineBusy where one runs.
+        depths, each with a default. Raises ModelNotFound, RequestError by the field (also where its settings or its
+        drafter leave nothing to compare), WorkRuns where a bench or a quantise job runs.
         """
         ...
 
@@ -110,7 +121,8 @@ class Quantizations(Protocol):
     def start(self, drafter: str, spec: str, name: str | None = None) -> QuantizeJob:
         """Write a quantised copy of a drafter; `name` None is the drafter's with the spec.
 
-        Raises ModelNotFound, RequestError by the field (a name that exists too), EngineBusy where one runs.
+        Raises ModelNotFound, RequestError by the field (a name that exists, a drafter that is quantised already),
+        WorkRuns where a quantise job or a bench runs.
         """
         ...
 

@@ -50,6 +50,16 @@ def test_tables_hold_the_figures(figures: Figures) -> None:
         assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
+def test_what_figures_of_temperature_1_are_means_of_is_said(figures: Figures) -> None:
+    note = blocks(report(figures), Table)["Tokens per cycle"].note
+    assert "it is a mean over all anchors." in note
+    assert "counted over cycles" in note
+    assert ("at T 1 “no selector” changes how drafts are proposed too" in note) == (figures.engine == "dflash2")
+    if figures.engine == "dflash2":
+        demo = (Path(__file__).parents[2] / "docs" / "analysis-demo.md").read_text(encoding="utf-8")
+        assert note.partition("Measured by")[0] in demo
+
+
 def test_plots_hold_the_figures(figures: Figures) -> None:
     found = report(figures)
     plots, maps = blocks(found, Plot), blocks(found, Heatmap)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, expect, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Playwright, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTEFACTS = Path(os.environ.get("DFLASH2_SCREENSHOTS") or Path(__file__).parent / "artefacts")
@@ -81,6 +81,13 @@ def opened(browser: Browser, *, dark: bool = False, width: int = 1280, height: i
     yield made
     context.close()
     assert not faults, faults
+
+
+def tick(box: Locator, on: bool = True) -> None:
+    """Click a checkbox, whose state the server confirms: it is waited for, where `check` would look only once."""
+    expect(box).to_be_checked(checked=not on)
+    box.click()
+    expect(box).to_be_checked(checked=on)
 
 
 def screenshot(page: Page, name: str, *, whole: bool = True) -> Path:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.app.browser import browser, free_port, opened, page, process, screenshot
+from tests.app.browser import browser, free_port, opened, page, process, screenshot, tick
 from tests.manager.fake_catalog import DRAFTER
 
 __all__ = ["browser", "page"]
@@ -40,9 +40,9 @@ def test_a_bench_starts_grows_is_the_same_in_another_tab_and_is_cancelled(page: 
     expect(page.get_by_test_id("bench-model")).to_contain_text("demo – loaded, with demo-drafter")
     amount = page.get_by_test_id("bench-amount")
     expect(amount).to_contain_text("81 samples: 3 ways of decoding × 9 prompts × 3 rounds")
-    page.get_by_test_id("size-5").check()
+    tick(page.get_by_test_id("size-5"))
     expect(amount).to_contain_text("135 samples: 5 ways")
-    page.get_by_test_id("kind-code").uncheck()
+    tick(page.get_by_test_id("kind-code"), on=False)
     page.get_by_test_id("bench-rounds").fill("none")
     expect(amount).to_contain_text("no whole number")
     begin(page, url, rounds=20)
@@ -95,9 +95,39 @@ def test_what_is_refused_is_said_and_the_form_is_kept(page: Page, url: str) -> N
     fault = page.get_by_test_id("bench-fault")
     expect(fault).to_contain_text("rounds is 51")
     expect(page.get_by_test_id("bench-rounds")).to_have_value("51")
-    page.get_by_test_id("size-0").uncheck()
+    tick(page.get_by_test_id("size-0"), on=False)
     page.get_by_test_id("bench-start").click()
     expect(fault).to_have_text("Choose a block size.")
+
+
+def test_boxes_stay_the_same_while_the_form_is_used_and_time_goes_on(page: Page, url: str) -> None:
+    """A box that is built anew under a click loses it."""
+    page.goto(f"{url}/bench")
+    box, amount = page.get_by_test_id("size-5"), page.get_by_test_id("bench-amount")
+    box.evaluate("element => { window.kept = element }")
+    tick(box)
+    page.get_by_test_id("bench-max_tokens").fill("77")
+    expect(amount).to_contain_text("of decoding")
+    start = page.get_by_test_id("bench-start")
+    start.click()
+    expect(page.get_by_test_id("bench-progress")).to_contain_text("samples · now")
+    page.get_by_test_id("bench-cancel").click()
+    expect(start).to_be_enabled()
+    assert box.evaluate("element => element === window.kept && element.isConnected")
+
+
+def test_depths_follow_the_length_of_answers_and_what_cannot_run_is_not_started(page: Page, url: str) -> None:
+    page.goto(f"{url}/bench")
+    page.get_by_test_id("bench-model").click()
+    page.get_by_role("option", name="Qwen3 4B").click()
+    expect(page.get_by_test_id("bench-note")).to_contain_text("DFlash is off")
+    expect(page.get_by_test_id("bench-start")).to_be_disabled()
+    expect(page.get_by_test_id("depth-32768")).to_be_visible()
+    page.get_by_test_id("bench-max_tokens").fill("30000")
+    expect(page.get_by_test_id("depth-32768")).to_have_count(0)
+    expect(page.get_by_test_id("depth-8192")).to_be_visible()
+    page.get_by_test_id("bench-prompts_per_kind").fill("13")
+    expect(page.get_by_test_id("bench-amount")).to_contain_text("more than the 12")
 
 
 def test_live_says_which_block_size_runs_and_why(page: Page, url: str) -> None:
@@ -116,7 +146,7 @@ def test_live_says_which_block_size_runs_and_why(page: Page, url: str) -> None:
 def test_a_drafter_is_quantised_and_appears_in_the_list(page: Page, url: str) -> None:
     page.goto(f"{url}/models")
     page.get_by_test_id(f"quantize-{DRAFTER}").click()
-    expect(page.get_by_test_id("quantize-estimate")).to_contain_text("About 301 MB instead of 1.07 GB")
+    expect(page.get_by_test_id("quantize-estimate")).to_contain_text("is told once it is written")
     page.get_by_test_id("quantize-bits").click()
     page.get_by_role("option", name="8, nearly as good").click()
     page.get_by_test_id("quantize-name").fill("smaller-DFlash")

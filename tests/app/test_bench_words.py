@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from dflash2_app import bench_plots, bench_request, bench_words
+from dflash2_app import bench_plots, bench_request, bench_words, model_words
 from dflash2_app.bench_request import AUTOMATIC, Wanted
 from dflash2_app.form_values import Wrong
 from dflash2_mlx.bench.cells import Cell, cells
 from dflash2_mlx.bench.model import Failure
+from dflash2_mlx.bench.run import turns
+from dflash2_mlx.settings.model import ModelSettings
+from dflash2_server.management import DrafterFit, ModelView
 from dflash2_server.work import BenchJob
 from tests.manager import fake_catalog as catalog
 from tests.manager.doubles import FakeManager
@@ -78,6 +81,12 @@ def test_a_number_is_1_or_more(typed: Any) -> None:
     assert bench_request.whole("rounds", " 1 000 ") == 1000
 
 
+def test_no_more_prompts_are_counted_than_there_are() -> None:
+    assert bench_request.whole("prompts_per_kind", "12") == 12
+    with pytest.raises(Wrong, match="Prompts per kind: 13 is more than the 12 that there are of a kind"):
+        bench_request.whole("prompts_per_kind", "13")
+
+
 async def _loaded() -> FakeManager:
     manager = FakeManager()
     await manager.save_settings("demo", {"dflash_enabled": True})
@@ -95,11 +104,27 @@ def test_pairs_are_offered_loaded_ones_first_and_what_comes_before_is_said() -> 
     assert bench_request.note_words(views[0]) == ""
     assert bench_request.widest(views[0]) == 8
     assert bench_request.widest(views[1]) == 16
-    assert "DFlash is off" in bench_request.note_words(views[1])
+    assert "DFlash is off" in bench_request.note_words(views[1]) == bench_request.hindrance_words(views[1])
     on = replace(views[1], settings=views[1].settings.model_copy(update={"dflash_enabled": True}))
     assert "loads it first" in bench_request.note_words(on)
+    assert bench_request.hindrance_words(on) == ""
     assert bench_request.depths_for(views[0], 128) == (0,)
     assert bench_request.depths_for(views[1], 128) == (0, 2048, 8192, 32768)
+
+
+def test_the_drafter_that_is_chosen_by_itself_is_the_automatic_one() -> None:
+    view = replace(view_of_target(), settings=ModelSettings(dflash_enabled=True))
+    copy = DrafterFit(id="a-copy", repo_id=None, engine="dflash", block_size=8)
+    view = replace(view, drafters=(copy, *view.drafters))
+    assert bench_request.widest(view) == 16
+    assert catalog.DRAFTER in model_words.dflash(view).text
+    unclear = replace(view, automatic_drafter=None)
+    assert bench_request.drafter_of(unclear) is None
+    assert "several drafters fit" in model_words.dflash(unclear).text
+
+
+def view_of_target() -> ModelView:
+    return next(view for view in FakeManager().models() if view.id == catalog.TARGET)
 
 
 # what is said of it
@@ -109,7 +134,8 @@ def test_progress_names_what_runs() -> None:
     job = run(4)
     assert job.plan is not None
     assert bench_words.progress_words(job).startswith(f"4 of {job.total} samples · now ")
-    assert bench_words.next_words(job) == f"now {job.plan.arms[0].name}, prose"
+    turn = list(turns(job.plan))[4]
+    assert bench_words.next_words(job) == f"now {turn.arm.name}, {turn.prompt.kind}"
     assert bench_words.progress_words(replace(job, stage="load")) == "loading the model …"
     assert "ending" in bench_words.progress_words(replace(job, stage="cancelling"))
     assert bench_words.progress_words(replace(job, state="cancelled")) == f"4 of {job.total} samples"
@@ -149,6 +175,19 @@ def test_the_summary_tells_the_kinds_apart() -> None:
     assert bench_words.summary([], []) == "Nothing to compare yet."
 
 
+def test_the_headline_has_a_number_only_for_what_is_proved() -> None:
+    few = [cell(group="all", ratio=2.4, interval=None, pairs=3), cell(arm="block 8", group="all", interval=None)]
+    assert bench_words.summary(few, []) == "Too few pairs to tell: 9 of at least 8."
+    even = {"group": "all", "interval": (0.9, 3.0)}
+    lucky, proved = cell(ratio=2.9, **even), cell(arm="block 8", group="all", ratio=1.3, interval=(1.2, 1.4))
+    assert bench_words.summary([lucky], []) == "Over all prompts no difference to be told."
+    assert bench_words.summary([lucky, proved], []).startswith("block 8: 1.30 times the speed of plain")
+    kinds = [cell(), cell(group="prose", ratio=0.9, interval=(0.8, 0.95)), cell(arm="block 8", interval=None)]
+    assert bench_words.summary([lucky], kinds) == (
+        "Over all prompts no difference to be told. block 5: Faster on code. Slower on prose."
+    )
+
+
 def test_the_table_groups_arms_and_escapes_what_it_shows() -> None:
     html = bench_words.table_html([cell(arm="<b>", baseline=None, ratio=None), cell()], "kind")
     assert '<th scope="rowgroup" rowspan="2">code</th><td>&lt;b&gt;</td>' in html
@@ -163,6 +202,7 @@ def test_the_table_groups_arms_and_escapes_what_it_shows() -> None:
 def test_equal_texts_disturbances_and_failures_are_told() -> None:
     job = run(12)
     assert bench_words.disturbed_words(job.samples) == "other requests ran (1 of 12 samples)"
+    assert bench_words.noted_words(job.samples) == ""
     assert bench_words.same_words([cell(same_texts=4, compared_texts=4)]).startswith("All 4 greedy answers")
     assert bench_words.same_words([cell(same_texts=3, compared_texts=4)]).startswith("3 of 4 greedy answers")
     assert bench_words.same_words([cell()]) == ""
@@ -171,6 +211,18 @@ def test_equal_texts_disturbances_and_failures_are_told() -> None:
     assert bench_words.failures_words(result) == ""
     failed = replace(result, failures=(Failure(arm="plain", prompt="p", depth=0, round=0, error="no room"),))
     assert bench_words.failures_words(failed) == "1 sample failed. The first: no room"
+
+
+def test_what_is_noted_is_no_disturbance_and_the_list_is_short() -> None:
+    sample = run(1).samples[0]
+    cached = "prompt tokens were cached"
+    notes = ["other requests ran", f"12 {cached}", f"15 {cached}; other requests ran", *"abcdefg"]
+    samples = [replace(sample, note=note) for note in notes]
+    assert bench_words.disturbed_words(samples) == "other requests ran (2 of 10 samples)"
+    noted = bench_words.noted_words(samples)
+    assert noted.startswith(f"2 samples: 12 to 15 {cached}. 1 sample: a. ")
+    assert "And 2 more sorts of notes" in noted
+    assert "other requests" not in noted
 
 
 # plots

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dflash2_app import exactness_line, model_words, quantize_words, width_view
 from dflash2_app.live_pair import engine_words
+from dflash2_app.wording import size
 from dflash2_mlx.decode.exactness_report import ExactnessReport, WidthExactness
 from dflash2_mlx.decode.width_figures import WidthFigures
+from dflash2_mlx.facts import Tensor
+from dflash2_quantize.checkpoint import stored_bytes
+from dflash2_quantize.packing import plan_for
+from dflash2_quantize.source import open_source
 from dflash2_server.management import ModelView
 from dflash2_server.work import QuantizeJob
 from tests.manager import fake_catalog as catalog
 from tests.manager.doubles import FakeManager
+from tests.quantize import subjects
 
 FIGURES = WidthFigures(
     block_size=4, width=3, reason="block 3: <60.0>", depth=3000, rates=(30.0, 45.0, 60.0, None),
@@ -116,7 +124,8 @@ def test_a_choice_is_told_as_the_command_line_takes_it() -> None:
     for bits in quantize_words.BITS:
         for group in quantize_words.GROUPS:
             for activation in quantize_words.ACTIVATIONS:
-                parse_spec(quantize_words.spec_of(bits, activation, group))
+                spec = quantize_words.spec_of(bits, activation, group)
+                assert parse_spec(str(spec)) == spec
 
 
 def test_only_drafters_that_are_not_quantised_yet_are_offered() -> None:
@@ -126,7 +135,31 @@ def test_only_drafters_that_are_not_quantised_yet_are_offered() -> None:
     assert not quantize_words.can_be_quantised(views[catalog.TARGET])
     assert not quantize_words.can_be_quantised(replace(drafter, quantization="4-bit, group 64"))
     assert not quantize_words.can_be_quantised(replace(drafter, problem="no weights"))
-    assert quantize_words.estimate_words(drafter, 4, 64).startswith("About 301 MB instead of 1.07 GB")
+
+
+@pytest.mark.parametrize("text", ["w4a16:gs64", "w2a16:gs32", "w8a32:gs64"])
+def test_the_size_of_a_copy_is_what_is_then_written(text: str, tmp_path: Path) -> None:
+    folder = subjects.write(tmp_path / "source")
+    view = replace(next(view for view in catalog.views() if view.id == catalog.DRAFTER), path=str(folder))
+    spec = quantize_words.spec_of(*map(int, re.findall(r"\d+", text)))
+    assert str(spec) == text
+    source = open_source(str(folder))
+    written = stored_bytes(source, plan_for(source.model(), spec), spec.dtype)
+    words = quantize_words.estimate_words(quantize_words.tensors_of(view), spec)
+    assert words == f"About {size(written)} instead of {size(source.bytes)}; the original stays."
+
+
+def test_a_copy_that_would_be_larger_is_said_to_be() -> None:
+    tensors = {"fc.weight": Tensor("BF16", (64, 64), 8192), "norm.weight": Tensor("BF16", (64_000,), 128_000)}
+    words = quantize_words.estimate_words(tensors, quantize_words.spec_of(8, 32, 64))
+    assert words.startswith("About 261 kB, which is larger than now (136 kB)")
+
+
+def test_a_drafter_that_cannot_be_read_has_no_estimate(tmp_path: Path) -> None:
+    view = replace(next(view for view in catalog.views() if view.id == catalog.DRAFTER), path=str(tmp_path))
+    assert "once it is written" in quantize_words.estimate_words(
+        quantize_words.tensors_of(view), quantize_words.spec_of(4, 16, 64)
+    )
 
 
 @pytest.mark.parametrize(

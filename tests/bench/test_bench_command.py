@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 from dflash2_mlx import cli, pairs
 from dflash2_mlx.bench import bench_command, loading
 from dflash2_mlx.bench import run as run_module
+from dflash2_mlx.bench.choices import checked_files
 from dflash2_mlx.bench.progress import duration, measuring
 from dflash2_mlx.bench.results import from_dict
-from dflash2_mlx.errors import PairError, RequestError
+from dflash2_mlx.errors import DFlashError, PairError, RequestError
 from tests.bench.benching import NoisyBackend, sample
 from tests.bench.fake_endpoint import serving
 from tests.tiny_checkpoints import write_target
@@ -143,12 +145,48 @@ def test_ctrl_c_reports_what_is_there(
 
 
 def test_a_file_that_cannot_be_written_does_not_cost_the_table(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(Exception, match="cannot be written"):
-        tiny_bench(folder, "--json", str(tmp_path / "file" / "r.json"))
+    def full(path: Path, text: str) -> None:
+        raise DFlashError(f"{path} cannot be written: no space left")
+
+    monkeypatch.setattr("dflash2_mlx.report.whole.write_whole", full)
+    with pytest.raises(DFlashError, match="no space left"):
+        tiny_bench(folder, "--json", str(tmp_path / "r.json"))
     assert "All prompts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "param"),
+    [
+        (("--json", "file/r.json"), "json"),
+        (("--html", "file/r.html", "--json", "good.json"), "html"),
+        (("--json", "folder", "--html", "good.html"), "json"),
+        (("--html", "same.md", "--json", "./folder/../same.md"), "html"),
+    ],
+)
+def test_files_that_cannot_be_written_are_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], param: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    args = argparse.Namespace(json=None, html=None)
+    for flag, value in zip(flags[::2], flags[1::2], strict=True):
+        setattr(args, flag.removeprefix("--"), value)
+    with pytest.raises(RequestError) as caught:
+        checked_files(args)
+    assert caught.value.param == param
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_files_that_can_be_written_are_left_as_they_are(tmp_path: Path) -> None:
+    there = tmp_path / "there.json"
+    there.write_text("kept")
+    new = tmp_path / "new" / "r.html"
+    assert checked_files(argparse.Namespace(json=str(there), html=str(new))) == [there, new]
+    assert there.read_text() == "kept"
+    assert not new.parent.exists()
 
 
 REFUSED = [
@@ -160,6 +198,7 @@ REFUSED = [
     (("--depths", "-5"), "depths is -5"),
     (("--kinds", "poems"), "poems"),
     (("--prompts-per-kind", "0"), "--prompts-per-kind is 0"),
+    (("--prompts-per-kind", "13"), "--prompts-per-kind: 13 prompts of a kind: there are 12"),
     (("--set", "trivia"), "--set trivia: there are gsm8k"),
     (("--set", "gsm8k,mbpp", "--prompts", "x.jsonl"), "one set only"),
     (("--prompts", "nowhere.jsonl"), "nowhere.jsonl cannot be read"),

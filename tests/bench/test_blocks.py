@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from dflash2_mlx.bench.blocks import report
+from dflash2_mlx.bench.disturbed import MOST, gathered
 from dflash2_mlx.bench.model import Arm, BenchPrompt, Result, Sample
 from dflash2_mlx.bench.run import run
 from dflash2_mlx.bench.tables import verdict
 from dflash2_mlx.report.blocks import Plot, Report, Table, Text
 from dflash2_mlx.report.page import html_page
-from tests.bench.benching import BLOCK, PLAIN, NoisyBackend, plan, prompts
+from tests.bench.benching import BLOCK, PLAIN, NoisyBackend, plan, prompts, sample
 
 SPEEDS = {"plain": 10.0, "block 5": 15.0}
 MIXED = (*prompts(4), *prompts(4, depth=256))
@@ -57,9 +58,21 @@ def test_the_summary_has_a_row_for_each_arm() -> None:
     assert rows[0]["verdict"] == "baseline"
     assert rows[1]["ratio"] == pytest.approx(1.5)
     assert rows[1]["99 % interval"] == "1.50 to 1.50"
-    assert rows[1]["verdict"] == "faster"
+    assert rows[1]["verdict"] == "mixed kinds"
     assert rows[1]["same greedy texts"] == "12 of 12"
     assert [row["engine"] for row in rows] == ["plain", "dflash2"]
+
+
+def test_a_verdict_is_of_one_kind_of_content() -> None:
+    made = report(result(prompts=tuple(prompts(4, ["code"]))))
+    assert [row[5] for row in table(made, "All prompts").rows] == ["baseline", "faster"]
+
+
+def test_an_arm_has_one_colour_in_all_plots() -> None:
+    found = plots(report(result(prompts=MIXED)))
+    assert len(found) == 4
+    for plot in found.values():
+        assert {series.name: series.colour for series in plot.series}.items() <= {"plain": 0, "block 5": 1}.items()
 
 
 def test_kinds_and_depths_have_tables_and_plots() -> None:
@@ -92,9 +105,10 @@ def test_one_kind_at_one_depth_is_told_once() -> None:
 
 
 def test_too_few_pairs_are_no_finding() -> None:
-    made = report(result(rounds=1))
+    made = report(result(rounds=1, prompts=tuple(prompts(4, ["code"]))))
     assert [row[5] for row in table(made, "All prompts").rows] == ["baseline", "too few pairs"]
-    assert table(made, "Tokens per second").rows[1] == ["block 5", "15.0 (≈1.50×)", "15.0 (≈1.50×)"]
+    several = report(result(rounds=1))
+    assert table(several, "Tokens per second").rows[1] == ["block 5", "15.0 (≈1.50×)", "15.0 (≈1.50×)"]
     assert "takes at least 8 pairs" in words(made)
 
 
@@ -105,7 +119,7 @@ def test_verdicts_are_told_apart(speed: float, word: str) -> None:
 
     found = cells(made, "all")[1]
     assert verdict(found) == word
-    assert verdict(replace(found, interval=(0.9, 1.1))) == "no difference"
+    assert verdict(replace(found, interval=(0.9, 1.1))) == "no difference to be told"
 
 
 def test_the_report_carries_what_it_stands_on() -> None:
@@ -154,7 +168,7 @@ def test_an_ended_run_says_so_and_what_failed() -> None:
     backend = NoisyBackend(fails=lambda number: number in (5, 8, 9, 10))
     text = words(report(result(backend)))
     assert "Ended early (3 samples in a row failed: call 10 failed): 5 of 24 samples are there" in text
-    assert "4 samples failed; the first was plain on p1, round 1: call 5 failed" in text
+    assert "4 samples failed; the first was block 5 on p1, round 1: call 5 failed" in text
 
 
 def test_without_a_sample_there_is_still_a_report() -> None:
@@ -175,3 +189,35 @@ def test_the_page_has_all_of_it() -> None:
     page = html_page(report(result(prompts=MIXED, facts={"machine": "a machine"})))
     for text in ("a machine", "Speed by kind of content", "Acceptance by position", "block 5", "How answers ended"):
         assert text in page
+
+
+def noted(*given: str) -> list[str]:
+    return list(gathered([sample(note=note) for note in given]))
+
+
+def test_notes_that_differ_in_figures_alone_are_one_with_their_range() -> None:
+    assert noted("12 prompt tokens were cached", "40 prompt tokens were cached; other requests ran") == [
+        "1 sample: other requests ran.",
+        "2 samples: 12 to 40 prompt tokens were cached.",
+    ]
+    assert noted(
+        "990 prompt tokens at depth 512", "980 prompt tokens at depth 2048", "no drafter: qwen3-8b 4.5 is"
+    ) == [
+        "1 sample: no drafter: qwen3-8b 4.5 is.",
+        "1 sample: 990 prompt tokens at depth 512.",
+        "1 sample: 980 prompt tokens at depth 2048.",
+    ]
+
+
+def test_the_gravest_notes_come_first_and_what_is_cut_is_told() -> None:
+    harmless = [f"remark {sign}" for sign in "abcdefgh" for _ in range(2)]
+    found = noted(*harmless, "the answer came in one piece: no speed", "other requests ran")
+    assert found[:2] == ["1 sample: other requests ran.", "1 sample: the answer came in one piece: no speed."]
+    assert len(found) == MOST + 1
+    assert found[-1].startswith("And 4 more sorts of notes, 8 in all")
+
+
+def test_a_first_token_of_a_prompt_that_was_cached_is_left_out() -> None:
+    made = report(result(Changing(cached_tokens=4), concurrency=2))
+    assert [row[7] for row in table(made, "All prompts").rows] == [0.5, None]
+    assert [row[3:] for row in table(made, "Throughput").rows] == [[0.5, 0.5], [None, None]]

@@ -159,3 +159,24 @@ def cell(interval: tuple[float, float] | None) -> Cell:
 def test_a_difference_is_told_only_where_the_interval_leaves_one_out() -> None:
     intervals = [None, (0.9, 1.1), (1.0, 1.2), (1.01, 1.2), (0.5, 0.99)]
     assert [cell(interval).distinguishable for interval in intervals] == [False, False, False, True, True]
+
+
+def adaptive(**values: object) -> Sample:
+    """40 of 100 first drafts stood in 100 cycles, beside 60 plain steps; 200 tokens in 160 passes."""
+    given = {"generation_tokens": 200, "tokens_per_cycle": 1.25, "acceptance_by_position": (0.4,), **values}
+    return sample("block 5", **given)
+
+
+def test_acceptance_is_counted_in_drafts_and_plain_steps_have_none() -> None:
+    counted = adaptive(accepted_by_position=(40,), proposed_by_position=(100,))
+    drafts = {"accepted_by_position": (9,), "proposed_by_position": (10,)}
+    other = sample("block 5", acceptance_by_position=(0.9,), tokens_per_cycle=1.9, **drafts)
+    assert cells(result([counted, other]), "all")[0].acceptance == pytest.approx((49 / 110,))
+
+
+def test_acceptance_of_an_older_result_leaves_plain_steps_out_by_widths() -> None:
+    old = [
+        adaptive(cycles_by_width=(60, 60, 40), acceptance_by_position=(0.4, 0.1)),
+        adaptive(cycles_by_width=(0, 100), acceptance_by_position=(0.9,)),
+    ]
+    assert cells(result(old), "all")[0].acceptance == pytest.approx(((40 + 90) / 200, 0.1))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import uvicorn
 
+from dflash2_mlx.bench.cells import cells
 from dflash2_mlx.bench.endpoint import Endpoint
 from dflash2_mlx.bench.model import Arm, BenchPrompt, Plan, Sample
 from dflash2_mlx.bench.run import run
@@ -48,9 +52,11 @@ def test_the_request_is_a_streamed_chat_completion(fake: FakeEndpoint) -> None:
     path, headers, body = fake.requests[-1]
     assert path == "/v1/chat/completions"
     assert headers["Authorization"] == f"Bearer {KEY}"
+    (message,) = body.pop("messages")
+    assert message["role"] == "user"
+    assert re.fullmatch(r"\[[0-9a-f]{8}\]\nHello\?", message["content"])
     assert body == {
         "model": "one",
-        "messages": [{"role": "user", "content": "Hello?"}],
         "max_tokens": 32,
         "temperature": 0.7,
         "seed": 5,
@@ -106,7 +112,45 @@ def test_the_digest_is_of_the_text_and_the_reasoning(fake: FakeEndpoint) -> None
     assert ask(fake).digest == whole
     fake.steps = [chunk(reasoning="Hel"), chunk("lo there", finish="stop"), usage(7, 2), "[DONE]"]
     assert ask(fake).digest != whole
-    assert len(whole) == 12
+    assert re.fullmatch("[0-9a-f]{8}:[0-9a-f]{12}", whole)
+
+
+def test_no_prompt_begins_as_that_of_another_arm_prompt_or_round(fake: FakeEndpoint) -> None:
+    """So a prefix cache has nothing to give; a system message is first, so the sign goes there."""
+    system = replace(PROMPT, id="q", messages=[{"role": "system", "content": "Be brief."}, *PROMPT.messages])
+    with Endpoint(fake.url, "one") as endpoint:
+        for arm, prompt, seed in product((SERVER, replace(SERVER, name="b")), (PROMPT, system), (1, 2)):
+            endpoint.sample(arm, prompt, max_tokens=8, seed=seed)
+        asked = [body["messages"] for path, _, body in fake.requests]
+        endpoint.sample(SERVER, PROMPT, max_tokens=8, seed=1)
+    assert len({messages[0]["content"][:10] for messages in asked}) == 8
+    assert sum(messages[0]["content"].endswith("\nBe brief.") for messages in asked) == 4
+    assert all(messages[-1]["content"] == "Hello?" for messages in asked if len(messages) == 2)
+    assert fake.asked["messages"] == asked[0]
+
+
+def test_answers_to_prompts_with_other_signs_are_not_compared(fake: FakeEndpoint) -> None:
+    again = replace(SERVER, name="again")
+    with Endpoint(fake.url, "one") as endpoint:
+        result = run(Plan(arms=[SERVER, again], prompts=[PROMPT]), {"endpoint": endpoint})
+    assert [cell.compared_texts for cell in cells(result, "all")] == [0, 0]
+
+
+def test_a_seed_does_not_hold_a_width_that_is_to_be_chosen(fake: FakeEndpoint) -> None:
+    automatic, adaptive = Arm(name="a", temperature=1.0), Arm(name="b", verify_mode="adaptive", temperature=1.0)
+    held = [replace(automatic, block_size=5), replace(automatic, temperature=0.0), replace(SERVER, temperature=1.0)]
+    for arm, seed in [(automatic, None), (adaptive, None), *((arm, 5) for arm in held)]:
+        ask(fake, arm)
+        assert fake.asked.get("seed") == seed
+
+
+def test_each_prompt_has_a_context_of_its_own(fake: FakeEndpoint) -> None:
+    contexts = []
+    with Endpoint(fake.url, "one") as endpoint:
+        for name in ("p", "q"):
+            endpoint.sample(SERVER, replace(PROMPT, id=name, depth=400), max_tokens=8, seed=0)
+            contexts.append(fake.asked["messages"][0]["content"][11:])
+    assert contexts[0][:60] != contexts[1][:60]
 
 
 def test_reasoning_counts_as_the_first_token(fake: FakeEndpoint) -> None:
@@ -128,7 +172,8 @@ def test_usage_in_every_chunk_is_read_too(fake: FakeEndpoint) -> None:
     fake.steps = [chunk("a", usage=figures), chunk("b", finish="stop", usage=later), "[DONE]"]
     sample = ask(fake)
     assert sample.generation_tokens == 6
-    assert "3 prompt tokens were cached" in sample.note
+    assert "3 prompt tokens were cached: its first token is left out" in sample.note
+    assert sample.cached_tokens == 3
 
 
 def test_llama_cpps_timings_stand_in_for_usage(fake: FakeEndpoint) -> None:
@@ -143,6 +188,15 @@ def test_an_answer_in_one_piece_has_no_speed_and_says_so(fake: FakeEndpoint) -> 
     sample = ask(fake)
     assert sample.tokens_per_second == 0
     assert "in one piece" in sample.note
+
+
+def test_an_answer_of_which_most_came_first_has_no_speed_and_says_so(fake: FakeEndpoint) -> None:
+    fake.steps = [chunk("a" * 70), chunk("b" * 30, finish="stop"), usage(7, 50), "[DONE]"]
+    sample = ask(fake)
+    assert sample.tokens_per_second == 0
+    assert "more than half in its first piece: no speed" in sample.note
+    fake.steps = [chunk("a" * 45), chunk("b" * 55, finish="stop"), usage(7, 50), "[DONE]"]
+    assert ask(fake).tokens_per_second > 0
 
 
 def test_an_empty_answer_is_a_sample(fake: FakeEndpoint) -> None:
@@ -164,6 +218,7 @@ def test_a_depth_is_reached_about_and_the_same_context_given_again(fake: FakeEnd
         first = fake.asked["messages"][0]["content"]
         endpoint.sample(SERVER, deep, max_tokens=8, seed=0)
     assert first.endswith("\n\nHello?")
+    assert first.startswith("[")
     assert 4000 < len(first) < 5000
     assert fake.asked["messages"][0]["content"] == first
     assert "1300 prompt tokens at depth 1000" in sample.note

@@ -18,6 +18,7 @@ from dflash2_mlx.drafter.load import load_drafter
 from dflash2_mlx.errors import RequestError
 from dflash2_mlx.pairs import Pair
 from dflash2_mlx.target.adapter import Target
+from dflash2_server.library.packing import describe
 from tests import tiny
 from tests.bench.benching import BLOCK, PLAIN, plan, prompts
 from tests.chat_doubles import make_tokenizer
@@ -59,6 +60,10 @@ def test_a_sample_tells_what_was_in_force(local: LocalPair) -> None:
     plain, block = take(local, PLAIN), take(local, BLOCK)
     assert (plain.engine, plain.block_size, plain.tokens_per_cycle) == ("plain", 1, 1.0)
     assert (block.engine, block.block_size, len(block.acceptance_by_position)) == ("dflash2", 5, 4)
+    assert len(block.proposed_by_position) == 4
+    assert block.proposed_by_position[0] == sum(block.cycles_by_width[1:])
+    shares = [a / p for a, p in zip(block.accepted_by_position, block.proposed_by_position, strict=True)]
+    assert shares == list(block.acceptance_by_position)
     assert block.tokens_per_cycle is not None
     assert block.tokens_per_cycle >= 1
     for sample in (plain, block):
@@ -149,6 +154,22 @@ def test_it_is_cancelled_within_an_answer(pair: Pair) -> None:
     broken = take(LocalPair(pair, cancelled=lambda: next(asked, True)), BLOCK, max_tokens=200)
     assert broken.finish_reason == "cancelled"
     assert broken.generation_tokens < 30
+
+
+@pytest.mark.parametrize(
+    ("packing", "told"),
+    [
+        (None, "off"),
+        ({"bits": 4, "group_size": 64}, "4-bit, group 64"),
+        ({"bits": 4, "group_size": 32, "lm_head": {"bits": 8, "group_size": 32}}, "mixed 4/8-bit, group 32"),
+        ({"bits": 4, "group_size": 32, "mode": "mxfp4", "embed": False}, "4-bit mxfp4, group 32"),
+    ],
+)
+def test_a_targets_quantisation_is_told_as_the_library_does(pair: Pair, packing: Any, told: str) -> None:
+    config = {**pair.config, "quantization": packing} if packing else pair.config
+    packed = Pair(pair.target, tokenizer=pair.tokenizer, config=config)
+    assert LocalPair(packed).facts["target quantisation"] == told
+    assert (describe(config) or "off") == told
 
 
 def test_a_result_says_what_the_pair_is(local: LocalPair) -> None:

@@ -150,3 +150,13 @@ def test_a_file_without_prompts_or_that_cannot_be_read_is_told(tmp_path: Path) -
         from_jsonl(tmp_path / "latin.jsonl")
     with pytest.raises(RequestError, match="limit of 0"):
         from_jsonl(write(tmp_path, {"prompt": "x"}), 0)
+
+
+def test_more_than_there_are_and_no_kinds_are_refused_by_their_names() -> None:
+    assert len(own(["code"], per_kind=12)) == 12
+    with pytest.raises(RequestError, match="13 prompts of a kind: there are 12") as caught:
+        own(["code"], per_kind=13)
+    assert caught.value.param == "prompts_per_kind"
+    with pytest.raises(RequestError, match="no kinds") as caught:
+        own([])
+    assert caught.value.param == "kinds"

@@ -67,3 +67,22 @@ def test_long_runs_of_words_do_not_come_again_often() -> None:
     text = long_context(32_000, words).split()
     runs = Counter(tuple(text[i : i + 12]) for i in range(len(text) - 12))
     assert sum(count - 1 for count in runs.values()) / len(text) < 0.03
+
+
+def test_another_seed_gives_other_prose() -> None:
+    one, other = long_context(400, words, seed=1), long_context(400, words, seed=2)
+    assert one[:40] != other[:40]
+    assert long_context(400, words, seed=1) == one
+
+
+def test_a_long_text_is_encoded_a_few_times_only() -> None:
+    encoded = 0
+
+    def counting(text: str) -> list[str]:
+        nonlocal encoded
+        encoded += len(text)
+        return pieces(text)
+
+    text = long_context(20_000, counting)
+    assert 19_992 <= len(pieces(text)) <= 20_000
+    assert encoded < 4.5 * len(text)

@@ -23,7 +23,7 @@ def ran(of: Plan, backend: NoisyBackend, **options: object) -> Result:
 def test_every_arm_answers_every_prompt_in_every_round_after_one_short_warm_up() -> None:
     backend = NoisyBackend()
     result = ran(plan(rounds=2), backend)
-    assert backend.calls[:2] == [("plain", "p0", WARM_UP_TOKENS, 0), ("block 5", "p0", WARM_UP_TOKENS, 0)]
+    assert backend.calls[:2] == [("plain", "warm-up", WARM_UP_TOKENS, 0), ("block 5", "warm-up", WARM_UP_TOKENS, 0)]
     counted = Counter((sample.arm, sample.prompt, sample.round) for sample in result.samples)
     assert counted == {(arm, f"p{i}", r): 1 for arm in ("plain", "block 5") for i in range(4) for r in range(2)}
     assert not result.cancelled
@@ -124,7 +124,7 @@ def test_a_failed_sample_is_told_and_the_run_goes_on() -> None:
     result = ran(plan(), NoisyBackend(fails=lambda number: number == 4))
     assert len(result.samples) == 23
     (failure,) = result.failures
-    assert (failure.arm, failure.prompt, failure.round) == ("block 5", "p1", 0)
+    assert (failure.arm, failure.prompt, failure.round) == (list(turns(plan()))[2].arm.name, "p1", 0)
     assert failure.error == "call 4 failed"
     assert not result.cancelled
 
@@ -166,14 +166,11 @@ def test_so_many_prompts_are_in_flight_at_once() -> None:
     backend = NoisyBackend(concurrent=True, at_call=meet)
     result = ran(plan(concurrency=4, rounds=2), backend, clock=lambda: float(next(ticks)))
     assert len(result.samples) == 16
-    assert [(one.arm, one.round) for one in result.passes] == [
-        ("plain", 0),
-        ("block 5", 0),
-        ("block 5", 1),
-        ("plain", 1),
-    ]
+    first, second, third, fourth = [(one.arm, one.round) for one in result.passes]
+    assert (first[1], second[1], third[1], fourth[1]) == (0, 0, 1, 1)
+    assert first[0] == fourth[0] != second[0] == third[0], "each begins a round, and follows itself once"
     assert {(one.requests, one.tokens, one.seconds) for one in result.passes} == {(4, 4 * 32, 1.0)}
-    assert {call[0] for call in backend.calls[2:6]} == {"plain"}
+    assert {call[0] for call in backend.calls[2:6]} == {first[0]}
 
 
 def test_a_pass_that_is_cancelled_gives_what_is_there_at_once() -> None:

@@ -45,7 +45,8 @@ def _models() -> list[ModelView]:
         _model(
             TARGET, f"{hub}{TARGET}/snapshots/4a1f", "mlx-community", 2_263_000_000, "qwen3", 40960,
             settings=ModelSettings(is_favorite=True, display_name="Qwen3 4B"),
-            dflash_compatible=True, drafters=(fits, other), published_drafter=f"z-lab/{DRAFTER}",
+            dflash_compatible=True, drafters=(fits, other), automatic_drafter=DRAFTER,
+            published_drafter=f"z-lab/{DRAFTER}",
         ),
         _model(
             LONELY, f"/models/mlx-community/{LONELY}", "mlx-community", 4_517_000_000, "llama", 131072,
@@ -67,6 +68,7 @@ def _models() -> list[ModelView]:
             model_type="qwen3", quantization=None, context_length=2048, settings=ModelSettings(),
             dflash_compatible=True,
             drafters=(DrafterFit(id="demo-drafter", repo_id=None, engine="dflash2", block_size=8),),
+            automatic_drafter="demo-drafter",
         ),
     ]  # fmt: skip
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
 from dflash2_mlx.bench import results
+from dflash2_server.work import WorkRuns
 from tests.manager.admin_app import API, Get, admin_app, error_of
 from tests.manager.doubles import FakeManager
 from tests.manager.fake_catalog import DRAFTER, TARGET
@@ -52,6 +54,32 @@ def test_another_one_is_refused_with_the_name_of_the_one_that_runs(client: TestC
     error = error_of(client.post(f"{BENCH}/start", json={"model": TARGET}), 409)
     assert error["code"] == "bench_runs"
     assert id in error["message"]
+
+
+def test_other_work_that_runs_is_named(
+    client: TestClient, manager: FakeManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*asked: Any) -> Any:
+        raise WorkRuns("the quantise job q1 of d runs: wait for it, or cancel it", kind="quantize")
+
+    monkeypatch.setattr(manager.benches, "start", start)
+    error = error_of(client.post(f"{BENCH}/start", json={"model": TARGET}), 409)
+    assert error["code"] == "quantize_runs"
+    assert "q1" in error["message"]
+
+
+@pytest.mark.parametrize("format", ["json", "html"])
+def test_a_result_that_cannot_be_drawn_is_no_failure_of_the_server(
+    client: TestClient, manager: FakeManager, format: str
+) -> None:
+    id = start(client)
+    for _ in range(4):
+        manager.benches.tick()
+    job = manager.benches.get(id)
+    assert job.result is not None
+    samples = tuple(replace(sample, generation_seconds=object()) for sample in job.samples)  # type: ignore[arg-type]
+    manager.benches._jobs[id] = replace(job, result=replace(job.result, samples=samples))
+    assert error_of(client.get(f"{BENCH}/{id}/results?format={format}"), 409)["code"] == "bench_damaged"
 
 
 def test_cancel_keeps_what_is_there(client: TestClient, manager: FakeManager) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,10 @@ from dflash2_server.bench.engine_backend import DISTURBED
 from dflash2_server.bench.jobs import STOPPED
 from dflash2_server.bench.request import plan_of
 from dflash2_server.bench.store import BenchStore
+from dflash2_server.bench.watch import DOWNLOADED, LOADED, QUANTIZED, Watch
+from dflash2_server.events import EventBus
 from dflash2_server.manager import Manager
-from dflash2_server.work import BenchJob
+from dflash2_server.work import BenchJob, WorkRuns
 from tests.manager.managing import answered, ask, managed, until, write_models
 
 DFLASH = {"dflash_enabled": True, "dflash_draft_model": "drafter"}
@@ -72,7 +75,7 @@ def test_a_bench_loads_measures_and_is_kept(run: Callable[..., None], tmp_path: 
         assert (job.state, job.stage, job.total) == ("running", "load", 6)
         job = await ended(manager, job.id)
         assert (job.state, job.error, job.done) == ("completed", None, 6)
-        assert [sample.arm for sample in job.samples[:3]] == ["plain", "block 4", "adaptive up to 4"]
+        assert {sample.arm for sample in job.samples[:3]} == {"plain", "block 4", "adaptive up to 4"}, "in any order"
         assert len({sample.digest for sample in job.samples}) == 1, "greedy text is the same in every arm"
         assert {sample.generation_tokens for sample in job.samples} == {6}
         assert all(sample.prompt_seconds > 0 and not sample.note for sample in job.samples)
@@ -198,21 +201,107 @@ def test_a_load_that_fails_is_told(run: Callable[..., None]) -> None:
 
 def test_what_the_pair_cannot_do_is_refused(run: Callable[..., None]) -> None:
     async def test(manager: Manager) -> None:
-        job = await ended(manager, manager.benches.start("one", SHORT | {"block_sizes": [99]}).id)
-        assert job.error is not None
-        assert job.error.startswith("block_sizes has 99")
-        with pytest.raises(RequestError, match="1 to 8") as refused:  # it is loaded now
-            manager.benches.start("one", SHORT | {"block_sizes": [99]})
-        assert refused.value.param == "block_sizes"
-        await manager.load("two")
-        with pytest.raises(RequestError, match="without a drafter"):
-            manager.benches.start("two", SHORT)
+        for load in (False, True):  # told from the disk, then by what is loaded
+            for name in ("one", "two") if load else ():
+                await manager.load(name)
+            with pytest.raises(RequestError, match="1 to 8") as refused:
+                manager.benches.start("one", SHORT | {"block_sizes": [99]})
+            assert refused.value.param == "block_sizes"
+            with pytest.raises(RequestError, match=r"two runs without a drafter \(DFlash is off"):
+                manager.benches.start("two", SHORT)
+            assert {manager.model(name).state for name in ("one", "two")} == {"ready" if load else "unloaded"}
         with pytest.raises(ModelNotFound, match="is a drafter"):
             manager.benches.start("drafter", SHORT)
         with pytest.raises(RequestError) as unknown:
             manager.benches.get("b1")
         assert unknown.value.param == "bench"
-        assert len(manager.benches.list()) == 1
+        assert manager.benches.list() == []
+
+    run(test)
+
+
+def test_a_bench_and_a_quantise_job_refuse_each_other(run: Callable[..., None], monkeypatch: Any) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("QUANTIZE_SCRIPT", "hang")
+
+    async def test(manager: Manager) -> None:
+        manager.quantizations._worker = "tests.manager.quantize_worker"
+        bench = await measuring(manager)
+        with pytest.raises(WorkRuns, match=f"the bench {bench.id} of one runs") as refused:
+            manager.quantizations.start("drafter", "w4a16:gs64")
+        assert refused.value.kind == "bench"
+        manager.benches.cancel(bench.id)
+        await ended(manager, bench.id)
+        job = manager.quantizations.start("drafter", "w4a16:gs64")
+        with pytest.raises(WorkRuns, match=f"the quantise job {job.id} of drafter runs") as refused:
+            manager.benches.start("one", SHORT)
+        assert refused.value.kind == "quantize"
+
+    run(test)
+
+
+def test_a_load_beside_a_sample_is_noted(run: Callable[..., None]) -> None:
+    async def test(manager: Manager) -> None:
+        job = await measuring(manager)
+        await manager.load("three")
+        after = manager.benches.get(job.id).done + 2
+        await until(lambda: manager.benches.get(job.id).done > after)
+        manager.benches.cancel(job.id)
+        notes = [sample.note for sample in (await ended(manager, job.id)).samples]
+        assert LOADED in notes
+        assert notes[0] == notes[-1] == ""
+
+    run(test)
+
+
+def test_what_the_machine_does_beside_a_sample() -> None:
+    events, at_work = EventBus(), [DOWNLOADED]
+    watch = Watch(events, lambda: list(at_work))
+    watch.begin()
+    at_work.clear()
+    assert watch.seen() == [DOWNLOADED]
+    watch.begin()
+    events.publish("figures", {})
+    assert watch.seen() == []
+    for kind in ("quantize", "load", "download"):
+        events.publish(kind, {})
+    at_work.append(LOADED)
+    assert watch.seen() == [LOADED, DOWNLOADED, QUANTIZED]
+
+
+def test_prompts_are_prepared_beside_the_requests(run: Callable[..., None], monkeypatch: Any) -> None:
+    from dflash2_mlx.bench.local import LocalPair
+
+    threads, tokenizers = set(), set()
+    prepare = LocalPair.prompt_ids
+
+    def noted(self: LocalPair, prompt: Any) -> list[int]:
+        threads.add(threading.current_thread().name)
+        tokenizers.add(self.pair.tokenizer)
+        return prepare(self, prompt)
+
+    monkeypatch.setattr(LocalPair, "prompt_ids", noted)
+
+    async def test(manager: Manager) -> None:
+        await ended(manager, manager.benches.start("one", SHORT).id)
+        served = manager.catalog.pool.entry("one").served
+        assert served is not None
+        assert threads
+        assert not any(name.startswith("text") for name in threads)
+        assert len(tokenizers) == 1
+        assert served.pair.tokenizer not in tokenizers, "requests use that one meanwhile"
+
+    run(test)
+
+
+def test_a_tokenizer_that_cannot_be_copied_is_shared(run: Callable[..., None], monkeypatch: Any) -> None:
+    def refuse(given: Any) -> Any:
+        raise TypeError("it cannot be copied")
+
+    monkeypatch.setattr("dflash2_server.bench.engine_backend.deepcopy", refuse)
+
+    async def test(manager: Manager) -> None:
+        assert (await ended(manager, manager.benches.start("one", SHORT).id)).state == "completed"
 
     run(test)
 
@@ -259,13 +348,26 @@ def test_the_oldest_are_forgotten_and_what_is_damaged_is_left(tmp_path: Path) ->
     assert store.read() == []
     for number in (1, 2):
         assert store.write(job_of(number)) == []
-        os.utime(tmp_path / "benches" / f"{number:012x}.json", (number, number))
+        os.utime(tmp_path / "benches" / f"{number:012x}.json", (-number, -number))  # as after a restore
     assert store.write(job_of(3)) == [f"{1:012x}"]
     assert [job.id for job in store.read()] == [f"{2:012x}", f"{3:012x}"]
     damaged = tmp_path / "benches" / f"{2:012x}.json"
     for text in ("{", "[]", json.dumps({"version": 9}), json.dumps({"version": 1, "result": {}}), "[" * 100_000):
         damaged.write_text(text)
         assert [job.id for job in store.read()] == [f"{3:012x}"]
+    whole = json.loads((tmp_path / "benches" / f"{3:012x}.json").read_text())
+    wrong: dict[str, Any] = {"model": 3, "request": [], "created": float("nan"), "total": "2", "error": 5, "state": 1}
+    for name, value in wrong.items():
+        damaged.write_text(json.dumps(whole | {"id": damaged.stem, name: value}))
+        assert [job.id for job in BenchStore(damaged.parent).read()] == [f"{3:012x}"], name
+    damaged.write_text("{")
     assert damaged.exists()
     store.write(replace(job_of(4), state="failed", error="why"))
     assert store.read()[-1].error == "why"
+
+
+def test_forgotten_is_the_oldest_by_its_beginning_also_after_a_restart(tmp_path: Path) -> None:
+    folder = tmp_path / "benches"
+    for number in (2, 1, 3):
+        BenchStore(folder).write(job_of(number))
+    assert BenchStore(folder, kept=3).write(job_of(4)) == [f"{1:012x}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from dflash2_mlx.demo.paths import drafter_path
 from dflash2_mlx.errors import ModelNotFound, RequestError
 from dflash2_server.library import families
 from dflash2_server.library.library import Library
+from dflash2_server.pool.plan import automatic
 from tests import tiny_families
 from tests.manager import trees
 from tests.manager.trees import write_drafter, write_json, write_model, write_repository
@@ -40,6 +42,23 @@ def test_every_drafter_is_shown_under_a_model_fitting_ones_first(library: Librar
     )
     assert "rope_theta" in by_id["z-broken"].reasons[0]
     assert [fit.fits for fit in found] == [True, False, False, False]
+
+
+def test_a_quantised_copy_is_never_chosen_beside_its_source(library: Library, tmp_path: Path) -> None:
+    target = library.get("target")
+    assert automatic(target, library) == "fitting"
+    for name in ("a-copy", "z-copy"):
+        write_drafter(tmp_path / name, dflash2_quantized_from="org/fitting")
+    library.refresh()
+    assert library.get("a-copy").quantized_from == "org/fitting"
+    assert automatic(target, library) == "fitting"
+    shutil.rmtree(tmp_path / "org")
+    library.refresh()
+    with pytest.raises(RequestError, match="choose one of a-copy, z-copy"):
+        automatic(target, library)
+    shutil.rmtree(tmp_path / "a-copy")
+    library.refresh()
+    assert automatic(target, library) == "z-copy", "it is all that there is"
 
 
 def test_no_drafter_fits_a_model_that_cannot_be_tapped(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +17,7 @@ from dflash2_mlx.errors import DFlashError, EngineBusy, ModelNotFound, RequestEr
 from dflash2_server.library.library import Library
 from dflash2_server.manager import Manager
 from dflash2_server.quantize.jobs import WORKER, QuantizeJobs
-from dflash2_server.quantize.output import output_root
+from dflash2_server.quantize.output import Hidden, output_root
 from dflash2_server.work import QuantizeJob
 from tests.manager.managing import managed, until, write_models
 from tests.tiny_checkpoints import write_target
@@ -103,6 +105,8 @@ def test_the_copy_of_a_drafter_is_listed_and_serves(models: Path, tmp_path: Path
             assert " MB to " in job.summary
             kinds = [event.kind for event in manager.events.since(first)]
             assert kinds.count("library") == 1
+            copy = next(fit for fit in manager.model("one").drafters if fit.id == job.name)
+            assert copy.quantized_from == "packable", "it is not chosen beside that"
             await serves(manager, job.name)
 
     asyncio.run(test())
@@ -226,11 +230,44 @@ def test_a_folder_that_cannot_be_made_is_told(models: Path, tmp_path: Path) -> N
     assert jobs.jobs.list() == []
 
 
-def test_what_a_killed_server_left_is_swept_after_a_day(scripted: Callable[[str], Jobs], models: Path) -> None:
-    old, new = models / ".quantize-old", models / ".quantize-new"
-    old.mkdir()
-    new.mkdir()
-    os.utime(old, (1, 1))
+def test_a_packed_drafter_is_refused_at_once(scripted: Callable[[str], Jobs], models: Path) -> None:
+    config = json.loads((models / "drafter" / "config.json").read_text())
+    packed = {"quantization": {"bits": 4, "group_size": 64}, "dflash2_quantized_from": "org/drafter"}
+    shutil.copytree(models / "drafter", models / "packed")
+    (models / "packed" / "config.json").write_text(json.dumps(config | packed))
     jobs = scripted("do it")
+    with pytest.raises(
+        RequestError, match=r"packed is quantised already \(4-bit, group 64\): quantise org/drafter"
+    ) as no:
+        jobs.jobs.start("packed", "w8a16:gs64")
+    assert no.value.param == "model"
+
+
+def test_what_a_killed_server_left_is_swept_and_a_living_one_keeps_its_own(
+    scripted: Callable[[str], Jobs], models: Path
+) -> None:
+    (models / ".quantize-old").mkdir()
+    (models / ".quantize-old" / "half").write_text("")
+    other = Hidden.made(models, "living")
+    assert left_over(models) == [".quantize-living"]
+    (models / ".quantize-new").mkdir()
+    jobs = scripted("do it")
+    jobs.jobs.sweep()
+    assert left_over(models) == [".quantize-living"]
+    (models / ".quantize-new").mkdir()
     jobs.ended(jobs.jobs.start("drafter", "w4a16:gs64").id)
-    assert left_over(models) == [".quantize-new"]
+    assert left_over(models) == [".quantize-living"]
+    os.close(other.descriptor)  # as when its process ends
+    jobs.jobs.sweep()
+    assert left_over(models) == []
+
+
+def test_the_start_of_a_server_sweeps(models: Path, tmp_path: Path) -> None:
+    left = tmp_path / "own" / ".quantize-old"
+    left.mkdir(parents=True)
+
+    async def test() -> None:
+        async with managed(tmp_path, models):
+            assert not left.exists()
+
+    asyncio.run(test())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,9 +14,15 @@ import pytest
 
 from dflash2_mlx import cli
 from dflash2_mlx.drafter.load import load_drafter
+from dflash2_mlx.drafter.quantization import QuantSpec
 from dflash2_mlx.prompts import Prompt
-from dflash2_quantize import quantize_command, target
+from dflash2_quantize import job, quantize_command, target
+from dflash2_quantize.card import Measured
+from dflash2_quantize.checkpoint import Written
+from dflash2_quantize.measure import Acceptance
 from dflash2_quantize.quantize_command import size_in_bytes
+from dflash2_quantize.search import Limit
+from dflash2_quantize.source import open_source
 from tests.quantize.subjects import DFLASH2, same, write
 from tests.tiny_checkpoints import write_target
 from tests.tiny_drafters import tiny_drafter_config, write_drafter
@@ -60,7 +67,12 @@ def test_a_drafter_alone(run: Run, tmp_path: Path) -> None:
     assert same(load_drafter(out), load_drafter(source, spec="w4a32:gs32"))
     assert sorted(file.name for file in out.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     card = (out / "README.md").read_text()
-    words = ["packed for MLX from `source`", "w4a32:gs32", "| `fc` | w4:gs32 | 0.", "quantize source --spec w4a32:gs32"]
+    words = [
+        "packed for MLX from `source`",
+        "w4a32:gs32",
+        "| `fc` | w4:gs32 | 0.",
+        "quantize PATH/TO/source --spec w4a32:gs32",
+    ]
     assert [word for word in words if word not in card] == []
     assert "Acceptance" not in card
     assert str(tmp_path) not in card
@@ -92,7 +104,12 @@ def test_with_a_target_acceptance_is_told_before_and_after(run: Run, pair: tuple
     assert stages[-3:] == ["measuring before", "writing", "measuring after"]
     assert "tokens per cycle 1.0" in lines(said)[-1]["summary"]
     card = (out / "README.md").read_text()
-    words = ["## Acceptance", "with `target` in blocks of 3: 2 of our prompts", "| draft 2 stands |", "--target target"]
+    words = [
+        "## Acceptance",
+        "with `target` in blocks of 3: 2 of our prompts",
+        "| draft 2 stands |",
+        "--target PATH/TO/target",
+    ]
     assert [word for word in words if word not in card] == []
     assert "| draft 3 stands |" not in card
 
@@ -165,6 +182,44 @@ def test_bad_arguments_are_told_by_name(arguments: list[str], words: list[str], 
     assert [word for word in words if word not in err] == []
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_the_folder_one_is_in_and_a_link_are_written_to(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, here, real = str(write(tmp_path / "source")), tmp_path / "here", tmp_path / "real"
+    here.mkdir()
+    real.mkdir()
+    (tmp_path / "link").symlink_to(real)
+    monkeypatch.chdir(here)
+    for given, folder in ((".", here), (str(tmp_path / "link"), real)):
+        code, said, err = run(source, "--out", given)
+        assert (code, err) == (0, "")
+        assert said.startswith(f"{folder}: ")
+        card = (folder / "README.md").read_text()
+        assert f"# {folder.name}\n" in card
+        assert f"--out {folder.name}\n" in card
+    assert sorted(os.listdir(".")) == ["README.md", "config.json", "model.safetensors"]
+    assert (tmp_path / "link").is_symlink()
+    assert run(source, "--out", str(tmp_path / "link"), "--force")[0] == 0
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_the_command_of_a_card_names_what_a_command_takes(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    assert job._named("owner/name") == "owner/name"
+    assert job._named("demo") == "demo"
+    assert job._named(str(tmp_path / "demo")) == "PATH/TO/demo"
+
+
+@pytest.mark.parametrize(("after", "warned"), [(1.89, True), (1.96, False)])
+def test_a_choice_that_decodes_worse_than_asked_for_is_told(after: float, warned: bool, tmp_path: Path) -> None:
+    source = open_source(str(write(tmp_path / "source")))
+    asked = job.Job(drafter="d", out=tmp_path, spec=QuantSpec(), limit=Limit(min_share=0.98))
+    before, then = Acceptance(2.0, (), 1, 2), Acceptance(after, (), 1, 2)
+    measured = Measured("target", 1, "0", 8, 4, before, then)
+    said = job._summary(asked, source, Written(tmp_path, 1, {}, {}), measured)
+    assert ("WARNING: decoding keeps 0.9450 of them, less than the 0.98 asked for" in said) == warned
 
 
 def test_out_must_be_given(run: Run, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from dflash2_mlx.errors import CheckpointError, ModelNotFound
 from dflash2_mlx.facts import INDEX, tensors
 from dflash2_quantize.checkpoint import Written, write_checkpoint
 from dflash2_quantize.packing import Packing, plan_for
-from dflash2_quantize.source import open_source
+from dflash2_quantize.source import open_source, shown_name
 from tests.drafting import outputs
 from tests.quantize.subjects import (
     CANDIDATES,
@@ -119,9 +119,18 @@ def test_another_reader_reads_it(tmp_path: Path) -> None:
 def test_the_config_keeps_every_key(tmp_path: Path) -> None:
     quantised(write(tmp_path / "source"), tmp_path / "out", "w4a16:gs64")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config == {**DFLASH2, "quantization": {"group_size": 64, "bits": 4}}
+    packing = {"group_size": 64, "bits": 4}
+    assert config == {**DFLASH2, "quantization": packing, "dflash2_quantized_from": "source"}
     quantised(tmp_path / "source", tmp_path / "wide", "w4a32:gs64")
     assert json.loads((tmp_path / "wide" / "config.json").read_text())["torch_dtype"] == "float32"
+
+
+def test_the_source_is_recorded_without_its_disk(tmp_path: Path) -> None:
+    cached = tmp_path / "models--org--drafter--2" / "snapshots" / "0f1e"
+    cached.mkdir(parents=True)
+    assert shown_name(str(cached)) == "org/drafter--2"
+    assert shown_name(str(tmp_path)) == tmp_path.name
+    assert shown_name("org/drafter") == "org/drafter"
 
 
 def test_unpacked_tensors_keep_their_names(tmp_path: Path) -> None:

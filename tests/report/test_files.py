@@ -46,6 +46,7 @@ def test_json_holds_all_blocks_and_null_for_what_is_no_number(tmp_path: Path) ->
         "y": [None, 2.0],
         "low": [],
         "high": [],
+        "colour": None,
     }
     assert found["facts"] == {"a": "b"}
 

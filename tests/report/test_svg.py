@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from math import inf, nan
 from xml.etree import ElementTree as ET
@@ -196,3 +198,30 @@ def test_texts_are_cut_and_wrapped_to_their_room() -> None:
     assert len(words) > 1
     assert all(width_of(line) <= 90 for line in words)
     assert " ".join(words) == "one two three four five six seven"
+
+
+def fills(root: ET.Element) -> set[str]:
+    return {value for node in root.iter() for name, value in node.attrib.items() if name in ("fill", "stroke")}
+
+
+@pytest.mark.parametrize("make", [lines, bars])
+def test_a_series_has_the_colour_and_marker_that_it_is_given(make: Callable[..., Plot]) -> None:
+    series = Series(name="a", x=[1, 2], y=[1.0, 2.0], low=[0.5, 1.5], high=[1.5, 2.5], colour=2)
+    root = parsed(make(series=(series,)))
+    assert COLOURS[2] in fills(root)
+    assert COLOURS[0] not in fills(root)
+    alone = parsed(make(series=(replace(series, colour=None),)))
+    assert COLOURS[0] in fills(alone)
+    if make is lines:
+        assert list(root.iter(f"{NS}polygon"))
+        assert not list(root.iter(f"{NS}circle"))
+
+
+def test_a_long_name_that_stands_level_is_cut_to_its_band() -> None:
+    long = "a kind of content with a name that is far too long for the whole of any axis in the world of plots " * 2
+    root = parsed(bars(title="", series=(Series(name="s", x=[long, "b"], y=[1.0, 2.0]),)))
+    assert not [node for node in root.iter(f"{NS}g") if "rotate" in node.attrib.get("transform", "")]
+    (shown,) = [words for words in texts(root) if words.startswith("a kind")]
+    assert shown.endswith("…")
+    assert width_of(shown) < 680 / 2
+    assert long in tips(root)

@@ -96,3 +96,9 @@ def test_a_table_that_is_too_wide_is_split_and_no_number_is_cut() -> None:
 
 def test_a_table_without_columns_or_rows_is_no_error() -> None:
     assert shown(of(Table(title="none", columns=[], rows=[]), Table(title="head", columns=["a"], rows=[])))
+
+
+@pytest.mark.parametrize("colour", [None, 3])
+def test_a_series_has_the_sign_that_it_is_given(colour: int | None) -> None:
+    text = shown(of(lines(series=(Series(name="a", x=[1, 2], y=[1.0, 2.0], colour=colour),))))
+    assert ("◆" in text, "●" in text) == (colour == 3, colour is None)

@@ -11,11 +11,12 @@ from fastapi.responses import HTMLResponse, Response, StreamingResponse
 
 from dflash2_mlx.bench import results
 from dflash2_mlx.bench.blocks import report
+from dflash2_mlx.bench.model import Result
 from dflash2_mlx.errors import RequestError
 from dflash2_mlx.report.page import html_page
 from dflash2_server import sse
 from dflash2_server.admin.asked import PREFIX, Manager, named
-from dflash2_server.admin.refusals import no_bench, not_measured, work_refusals
+from dflash2_server.admin.refusals import no_bench, not_measured, unshown, work_refusals
 from dflash2_server.events import MISSED, EventBus
 from dflash2_server.management import Management
 from dflash2_server.strict_json import json_response
@@ -73,9 +74,15 @@ async def get_results(id: str, manager: Manager, format: Format = "json") -> Res
     if result is None:
         raise not_measured(job)
     if format == "html":
-        page = await asyncio.to_thread(lambda: html_page(report(result)))
+        page = await asyncio.to_thread(_page, job, result)
         return HTMLResponse(page, headers={"Content-Disposition": f'inline; filename="bench-{job.id}.html"'})
-    return json_response(results.as_dict(result))
+    with unshown(job):
+        return json_response(results.as_dict(result))
+
+
+def _page(job: BenchJob, result: Result) -> str:
+    with unshown(job):
+        return html_page(report(result))
 
 
 @router.post("/{id}/cancel")

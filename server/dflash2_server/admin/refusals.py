@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,9 @@ from dflash2_mlx.errors import CheckpointError, EngineBusy, PairError, TargetErr
 from dflash2_server.downloads.faults import Failure
 from dflash2_server.downloads.task import ErrorKind
 from dflash2_server.errors import Refusal, refusal
-from dflash2_server.work import BenchJob
+from dflash2_server.work import BenchJob, WorkRuns
+
+log = logging.getLogger(__name__)
 
 # 401 would be about the key of this server, which is not what the Hub refuses.
 _HUB: dict[ErrorKind, int] = {
@@ -50,9 +53,11 @@ def hub_refusals() -> Iterator[None]:
 
 @contextmanager
 def work_refusals(kind: str) -> Iterator[None]:
-    """Work of which there is one at a time: 409 while another one runs."""
+    """Work of which there is one at a time: 409 while another one runs, with the kind of that in its code."""
     try:
         yield
+    except WorkRuns as error:
+        raise Refusal(refusal(409, str(error), code=f"{error.kind}_runs")) from error
     except EngineBusy as error:
         raise Refusal(refusal(409, " ".join(str(error).split()), code=f"{kind}_runs")) from error
 
@@ -71,6 +76,17 @@ def not_measured(job: BenchJob) -> Refusal:
     why = f": {job.error}" if job.error else ""
     message = f"the bench {job.id} was {job.state} before its first sample{why}"
     return Refusal(refusal(409, message, code="bench_without_samples", param="id"))
+
+
+@contextmanager
+def unshown(job: BenchJob) -> Iterator[None]:
+    """A bench whose result is not what it seemed when it was read from disk: 409, and the log has the rest."""
+    try:
+        yield
+    except Exception as error:  # whatever a figure of a wrong kind leads to
+        log.warning("the bench %s cannot be shown", job.id, exc_info=True)
+        message = f"the result of the bench {job.id} is damaged: measure again"
+        raise Refusal(refusal(409, message, code="bench_damaged", param="id")) from error
 
 
 def no_quantize_job(id: str) -> Refusal:

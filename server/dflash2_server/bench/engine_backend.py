@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -15,27 +17,51 @@ from dflash2_mlx.engine.job import Job
 from dflash2_mlx.engine.worker import Engine
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.text.stream import Generation, TextRun
+from dflash2_server.bench.watch import Watch
 from dflash2_server.served import ServedPair
 
 DISTURBED = "other requests ran"
 
 # Runs what uses a tokenizer where nobody else uses it.
-WithTexts = Callable[[Callable[[], list[int]]], Future[list[int]]]
+WithTexts = Callable[[Callable[[], Any]], Future[Any]]
+
+log = logging.getLogger(__name__)
+
+
+def own_tokenizer(served: ServedPair) -> Any:
+    """A copy, since one tokenizer serves one thread at a time: None where it cannot be copied, or there is none."""
+    try:
+        return deepcopy(served.pair.tokenizer)
+    except Exception:  # of a kind that keeps something that cannot be copied
+        log.warning("a bench shares the tokenizer of %s with requests", served.name, exc_info=True)
+        return None
 
 
 class EnginePair:
     """`bench.run.Backend` on one loaded pair: cold runs, without the prefix cache. It blocks its own thread only.
 
     Whoever uses it sees to it that the pair stays loaded. `stop` ends the sample under way, and all that follow.
+    `tokenizer` is one that nobody else uses: prompts are prepared with it where `sample` is called, so that requests
+    do not wait for long ones. None: they are prepared with the pair's, among the requests.
     """
 
     concurrent = False
 
-    def __init__(self, engine: Engine, served: ServedPair, with_texts: WithTexts, *, prefill_step_size: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        served: ServedPair,
+        with_texts: WithTexts,
+        *,
+        tokenizer: Any,
+        watch: Watch,
+        prefill_step_size: int,
+    ) -> None:
         """Raises RequestError where the pair has no tokenizer."""
-        self._engine, self._served, self._with_texts = engine, served, with_texts
+        self._engine, self._served, self._with_texts, self._watch = engine, served, with_texts, watch
         self._prefill_step_size = prefill_step_size
-        self._local = LocalPair(served.pair)
+        self._shares = tokenizer is None
+        self._local = LocalPair(served.pair if self._shares else replace(served.pair, tokenizer=tokenizer))
         self._lock = threading.Lock()
         self._stopped = False
         self._job: Job | None = None
@@ -60,7 +86,7 @@ class EnginePair:
 
     def sample(self, arm: Arm, prompt: BenchPrompt, *, max_tokens: int, seed: int) -> Sample:
         """One answer. Raises DFlashError: what the engine refuses, and what its run ended with."""
-        ids = self._with_texts(lambda: self._local.prompt_ids(prompt)).result()
+        ids = self._prompt_ids(prompt)
         run = TextRun(
             self._served.pair,
             ids,
@@ -73,6 +99,7 @@ class EnginePair:
             if self._stopped:
                 job.cancelled.set()
             self._job = job
+        self._watch.begin()
         try:
             others, submitted = sum(self._engine.load), self._engine.totals.requests
             self._engine.submit(job)
@@ -82,7 +109,15 @@ class EnginePair:
             with self._lock:
                 self._job = None
         sample = self._local.sample_of(arm, prompt, answer)
-        return sample if alone else replace(sample, note="; ".join(filter(None, (sample.note, DISTURBED))))
+        notes = [sample.note, *([] if alone else [DISTURBED]), *self._watch.seen()]
+        return replace(sample, note="; ".join(filter(None, notes)))
+
+    def _prompt_ids(self, prompt: BenchPrompt) -> list[int]:
+        if not self._shares:
+            return self._local.prompt_ids(prompt)
+        waiting = self._with_texts(lambda: self._local.prompt_ids(prompt))
+        ids: list[int] = waiting.result()
+        return ids
 
 
 class _Gathered:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,17 +17,17 @@ from dflash2_mlx.bench.plan import LOCAL
 from dflash2_mlx.bench.run import run
 from dflash2_mlx.errors import DFlashError, EngineBusy, RequestError
 from dflash2_mlx.prompts import Prompt
-from dflash2_server.bench.engine_backend import EnginePair
-from dflash2_server.bench.request import check_pair, plan_of
+from dflash2_server.bench.engine_backend import EnginePair, own_tokenizer
+from dflash2_server.bench.request import check_on_disk, check_pair, plan_of
 from dflash2_server.bench.store import BenchStore
+from dflash2_server.bench.watch import Watch
 from dflash2_server.catalog import Catalog
+from dflash2_server.events import EventBus
 from dflash2_server.pool.entry import Entry
 from dflash2_server.service import EngineService
-from dflash2_server.work import BenchJob, WorkState, sample_json
+from dflash2_server.work import BenchJob, WorkRuns, WorkState, sample_json
 
 log = logging.getLogger(__name__)
-
-Publish = Callable[[str, Mapping[str, Any]], object]
 
 STOPPED = "the server was stopped"
 
@@ -49,8 +49,19 @@ class _Running:
 class Benches:
     """`work.BenchJobs`. Ended ones are in `store`, those of earlier runs too. Close it on the event loop."""
 
-    def __init__(self, catalog: Catalog, service: EngineService, store: BenchStore, publish: Publish) -> None:
-        self._catalog, self._service, self._store, self._publish = catalog, service, store, publish
+    def __init__(
+        self,
+        catalog: Catalog,
+        service: EngineService,
+        store: BenchStore,
+        events: EventBus,
+        *,
+        at_work: Callable[[], Collection[str]] = tuple,
+        beside: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`at_work` tells what else takes the machine's time now; `beside` raises for what no bench may run beside."""
+        self._catalog, self._service, self._store, self._events = catalog, service, store, events
+        self._at_work, self._beside = at_work, beside
         self._jobs = {job.id: job for job in store.read()}
         self._running: _Running | None = None
         self._closed = False
@@ -60,9 +71,11 @@ class Benches:
         local = self._catalog.find(model)
         plan, prompts = plan_of(request)
         entry = self._catalog.pool.entry(local.id)
+        self._refuse_another()
         if entry.served is not None:
             check_pair(plan, entry.served.pair, local.id)
-        self._refuse_another()
+        else:
+            check_on_disk(plan, self._catalog.job(local).plan, self._catalog.library, local.id)
         now = time.time()
         job = BenchJob(
             id=uuid.uuid4().hex[:12],
@@ -108,9 +121,14 @@ class Benches:
     def _refuse_another(self) -> None:
         if self._closed:
             raise EngineBusy(STOPPED)
+        self.refuse_beside()
+        self._beside()
+
+    def refuse_beside(self) -> None:
+        """Raises WorkRuns while a bench runs, which what takes the machine's time would spoil."""
         if self._running is not None:
             job = self._jobs[self._running.id]
-            raise EngineBusy(f"the bench {job.id} of {job.model} runs: wait for it, or cancel it")
+            raise WorkRuns(f"the bench {job.id} of {job.model} runs: wait for it, or cancel it", kind="bench")
 
     def _end(self, running: _Running) -> None:
         """Soon; what it has is kept."""
@@ -152,10 +170,14 @@ class Benches:
             running.loading = False
             with entry.held_loaded() as served:
                 check_pair(running.plan, served.pair, served.name)
+                copying = self._service.with_texts(lambda: own_tokenizer(served))
+                tokenizer = await asyncio.wrap_future(copying)
                 backend = running.backend = EnginePair(
                     catalog.pool.engine,
                     served,
                     self._service.with_texts,
+                    tokenizer=tokenizer,
+                    watch=Watch(self._events, self._at_work),
                     prefill_step_size=catalog.server.prefill_step_size,
                 )
                 for arm in running.plan.arms:
@@ -216,5 +238,5 @@ class Benches:
 
     def _put(self, job: BenchJob, sample: Mapping[str, Any] | None = None) -> BenchJob:
         self._jobs[job.id] = job
-        self._publish("bench", job.summary() | {"sample": sample})
+        self._events.publish("bench", job.summary() | {"sample": sample})
         return job

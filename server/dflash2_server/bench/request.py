@@ -9,9 +9,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dflash2_mlx.bench.model import Plan
 from dflash2_mlx.bench.plan import make_plan
-from dflash2_mlx.errors import RequestError
+from dflash2_mlx.drafter.config import parse_config, read_config
+from dflash2_mlx.errors import DFlashError, RequestError
 from dflash2_mlx.pairs import Pair
 from dflash2_mlx.prompts import KINDS, Prompt, own
+from dflash2_server.library.library import Library
+from dflash2_server.pool.plan import LoadPlan
 
 _MOST_VALUES = 32  # of each list
 _MOST_SAMPLES = 10_000
@@ -50,17 +53,37 @@ def plan_of(request: Mapping[str, Any]) -> tuple[Plan, list[Prompt]]:
 
 def check_pair(plan: Plan, pair: Pair, name: str) -> None:
     """Raises RequestError where a loaded pair cannot run the arms of a plan."""
+    _check(plan, name, drafts=pair.drafter is not None, why=pair.fallback_reason, block_size=pair.block_size)
+
+
+def check_on_disk(plan: Plan, load: LoadPlan, library: Library, name: str) -> None:
+    """The same of a pair before it is loaded, as far as its settings and its drafter's config tell."""
+    widest = None if load.drafter is None else _block_size(load.drafter, library)
+    _check(plan, name, drafts=load.drafter is not None, why=load.missing, block_size=widest)
+
+
+def _check(plan: Plan, name: str, *, drafts: bool, why: str | None, block_size: int | None) -> None:
+    """`why` there is no drafter, None: by the settings; `block_size` None is not known."""
     for arm in plan.arms:
         if not arm.asks_for_speculation:
             continue
-        if pair.drafter is None:
-            why = pair.fallback_reason or "DFlash is off in its settings"
+        if not drafts:
+            why = why or "DFlash is off in its settings"
             raise RequestError(f"{name} runs without a drafter ({why}): there is nothing to compare", param="model")
-        if arm.block_size is not None and arm.block_size > pair.block_size:
+        if arm.block_size is not None and block_size is not None and arm.block_size > block_size:
             raise RequestError(
-                f"block_sizes has {arm.block_size}: the drafter of {name} gives blocks of 1 to {pair.block_size}",
+                f"block_sizes has {arm.block_size}: the drafter of {name} gives blocks of 1 to {block_size}",
                 param="block_sizes",
             )
+
+
+def _block_size(drafter: str, library: Library) -> int | None:
+    """Of a drafter as `load` takes it; None where the disk does not tell."""
+    try:
+        folder = library.resolve_drafter(drafter)
+        return parse_config(read_config(folder)).block_size
+    except DFlashError:  # not here yet, or damaged: the load tells
+        return None
 
 
 def _told(error: ValidationError) -> RequestError:

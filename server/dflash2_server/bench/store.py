@@ -26,6 +26,7 @@ class BenchStore:
 
     def __init__(self, folder: Path, *, kept: int = KEPT) -> None:
         self._folder, self._kept = folder, kept
+        self._created: dict[Path, float | None] = {}  # of the files known so far; None: it cannot be read
 
     def read(self) -> list[BenchJob]:
         """The oldest first. What cannot be read is left where it is, and the log says so."""
@@ -38,12 +39,21 @@ class BenchStore:
         content: dict[str, Any] = {name: value for name, value in job.summary().items() if name in known}
         content["result"] = None if job.result is None else results.as_dict(job.result)
         files.write(self._folder / f"{job.id}.json", {"version": _VERSION, **content})
-        created = {path: _created(path) for path in self._files()}
+        self._created[self._folder / f"{job.id}.json"] = job.created
+        created = {path: when for path in self._files() if (when := self._when(path)) is not None}
         old = sorted(created, key=lambda path: created[path])[: -self._kept]
         for path in old:
+            self._created.pop(path, None)
             with suppress(OSError):
                 path.unlink()
         return [path.stem for path in old]
+
+    def _when(self, path: Path) -> float | None:
+        """When the bench of a file was begun; None for a file that cannot be read, which is never forgotten."""
+        if path not in self._created:
+            job = _read(path)
+            self._created[path] = None if job is None else job.created
+        return self._created[path]
 
     def _files(self) -> list[Path]:
         try:
@@ -55,15 +65,8 @@ class BenchStore:
             return []
 
 
-def _created(path: Path) -> float:
-    """When a file was written, 0 for one that is gone."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
 def _read(path: Path) -> BenchJob | None:
+    """None for what is no bench that has ended, whatever is wrong with it; the log says what."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.pop("version") != _VERSION:
@@ -71,9 +74,23 @@ def _read(path: Path) -> BenchJob | None:
         result = content.pop("result")
         found = None if result is None else results.from_dict(result)
         job = BenchJob(**content, result=found, samples=tuple(found.samples) if found else ())
-        if not job.ended or not isinstance(job.created, float) or job.id != path.stem:
-            raise ValueError("it is no bench that has ended")
+        _check(job, path.stem)
         return job
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, DFlashError) as error:
+    except (
+        OSError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError, DFlashError,
+    ) as error:  # fmt: skip
         log.warning("the bench %s is not shown: %s", path, error)
         return None
+
+
+def _check(job: BenchJob, id: str) -> None:
+    """Raises ValueError or TypeError for what the routes and the pages could not show."""
+    if job.id != id or job.state not in ("completed", "cancelled", "failed"):
+        raise ValueError("it is no bench that has ended")
+    kinds = {"model": str, "created": float, "request": dict, "error": str | None, "done": int, "total": int}
+    for name, kind in kinds.items():
+        if not isinstance(getattr(job, name), kind):
+            raise TypeError(f"its {name} is {getattr(job, name)!r:.100}")
+    json.dumps(job.summary(), allow_nan=False)
+    if job.result is not None:
+        json.dumps(results.as_dict(job.result), allow_nan=False)

@@ -35,6 +35,7 @@ class LocalModel:
     problem: str | None = None
     dflash_compatible: bool = False
     dflash_reason: str | None = None
+    quantized_from: str | None = None  # of a drafter that `dflash2-mlx quantize` has written: what it was written from
     deletable: bool = False
     stamp: int = field(default=0, repr=False)  # of the files that it was read from
     config: dict[str, Any] = field(default_factory=dict, repr=False)

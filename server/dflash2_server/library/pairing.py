@@ -20,6 +20,7 @@ def fits(model: LocalModel, drafters: Iterable[LocalModel]) -> list[DrafterFit]:
             engine=_engine(drafter),
             block_size=drafter.drafter.block_size if drafter.drafter else 0,
             reasons=_reasons(drafter, model),
+            quantized_from=drafter.quantized_from,
         )
         for drafter in drafters
     ]

@@ -20,6 +20,7 @@ from .packing import describe, describe_drafter
 from .places import Place
 
 _WEIGHTS = ".safetensors"
+QUANTIZED_FROM = "dflash2_quantized_from"  # as `dflash2-mlx quantize` writes it into config.json
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,17 @@ def _drafter(place: Place, listing: Listing, config: dict[str, Any], weights: Te
         problem = str(error)
     except (TypeError, ValueError, AttributeError, KeyError) as error:  # a value of an unforeseen kind
         problem = f"its config cannot be read as a drafter's: {error}"
-    packing = describe(config) or describe_drafter(weights, parsed)
-    return _model(place, listing, config, kind="drafter", drafter=parsed, problem=problem, quantization=packing)
+    source = config.get(QUANTIZED_FROM)
+    return _model(
+        place,
+        listing,
+        config,
+        kind="drafter",
+        drafter=parsed,
+        problem=problem,
+        quantization=describe(config) or describe_drafter(weights, parsed),
+        quantized_from=source if isinstance(source, str) and source else None,
+    )
 
 
 def _target(place: Place, listing: Listing, config: dict[str, Any], weights: Tensors) -> LocalModel:

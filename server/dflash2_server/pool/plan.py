@@ -85,7 +85,10 @@ def drafter_name(local: LocalModel, settings: ModelSettings, library: Library) -
 
 
 def automatic(local: LocalModel, library: Library) -> str:
-    """The id of the drafter for a model whose settings name none. Raises RequestError where that is not clear."""
+    """The id of the drafter for a model whose settings name none. Raises RequestError where that is not clear.
+
+    A quantised copy is one only where nothing else fits, so that making one changes nothing by itself.
+    """
     if local.source == "embedded":
         return DEMO_DRAFTER
     fitting = [fit for fit in library.fits(local) if fit.fits]
@@ -93,6 +96,7 @@ def automatic(local: LocalModel, library: Library) -> str:
     for fit in fitting:
         if published is not None and published in (fit.repo_id, fit.id):
             return fit.id
+    fitting = [fit for fit in fitting if fit.quantized_from is None] or fitting
     if len(fitting) == 1:
         return fitting[0].id
     if fitting:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 import time
 import uuid
@@ -21,8 +20,8 @@ from dflash2_mlx.errors import DFlashError, EngineBusy, RequestError
 from dflash2_server.child import Child
 from dflash2_server.library.library import Library
 from dflash2_server.library.models import LocalModel
-from dflash2_server.quantize.output import check_name, default_name, hidden_folder, output_root, place
-from dflash2_server.work import QuantizeJob
+from dflash2_server.quantize.output import Hidden, check_name, default_name, output_root, place, sweep
+from dflash2_server.work import QuantizeJob, WorkRuns
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class _Running:
 
     id: str
     child: Child
-    hidden: Path
+    hidden: Hidden
     target: Path
     thread: threading.Thread | None = None
     done: Mapping[str, Any] | None = None  # the message of its end
@@ -47,7 +46,8 @@ class _Running:
 class QuantizeJobs:
     """`work.Quantizations`. Copies go to the first of `folders()` that may be written to, else to `own`.
 
-    `find` gives a model or drafter by any of its names. `worker` is the module that is run, for tests.
+    `find` gives a model or drafter by any of its names. `worker` is the module that is run, for tests. `beside` raises
+    for what no job may run beside.
     """
 
     def __init__(
@@ -59,9 +59,10 @@ class QuantizeJobs:
         *,
         own: Path,
         worker: str = WORKER,
+        beside: Callable[[], object] = lambda: None,
     ) -> None:
         self._library, self._find, self._folders, self._publish = library, find, folders, publish
-        self._own, self._worker = own, worker
+        self._own, self._worker, self._beside = own, worker, beside
         self._lock = threading.RLock()
         self._jobs: dict[str, QuantizeJob] = {}
         self._running: _Running | None = None
@@ -74,6 +75,11 @@ class QuantizeJobs:
             raise RequestError(f"{local.id} is a chat model: only drafters are quantised here", param="model")
         if local.problem is not None:
             raise RequestError(f"{local.id} cannot be quantised: {local.problem}", param="model")
+        if local.quantization is not None:
+            source = local.quantized_from or "the drafter that it was made from"
+            raise RequestError(
+                f"{local.id} is quantised already ({local.quantization}): quantise {source}", param="model"
+            )
         checked = _checked_spec(spec)
         folder = default_name(local.id, checked) if name is None else name
         check_name(folder)
@@ -129,9 +135,22 @@ class QuantizeJobs:
     def _refuse_another(self) -> None:
         if self._closed:
             raise EngineBusy("the server is shutting down")
-        if self._running is not None:
+        self.refuse_beside()
+        self._beside()
+
+    def refuse_beside(self) -> None:
+        """Raises WorkRuns while a job runs, or its process has not come to its end."""
+        with self._lock:
+            if self._running is None:
+                return
             job = self._jobs[self._running.id]
-            raise EngineBusy(f"the quantise job {job.id} of {job.drafter} runs: wait for it, or cancel it")
+            words = f"the quantise job {job.id} of {job.drafter} runs: wait for it, or cancel it"
+            raise WorkRuns(words, kind="quantize")
+
+    def sweep(self) -> None:
+        """Delete what a server that was killed has left of its jobs. Blocks."""
+        for root in {*self._folders(), self._own}:
+            sweep(root)
 
     def _refuse_known(self, name: str, root: Path) -> None:
         """A copy must be told apart from all that is listed, wherever that lies."""
@@ -140,12 +159,12 @@ class QuantizeJobs:
             raise RequestError(f"{name} is there already: choose another name, or delete it first", param="name")
 
     def _begin(self, job: QuantizeJob, local: LocalModel, root: Path) -> None:
-        hidden = hidden_folder(root, job.id)
-        arguments = [str(local.path), "--out", str(hidden / job.name), "--spec", job.spec]
+        hidden = Hidden.made(root, job.id)
+        arguments = [str(local.path), "--out", str(hidden.path / job.name), "--spec", job.spec]
         try:
             child = Child(self._worker, arguments)
         except OSError as error:
-            shutil.rmtree(hidden, ignore_errors=True)
+            hidden.remove()
             raise DFlashError(f"no process could be started: {error}") from None
         running = self._running = _Running(job.id, child, hidden, root / job.name)
         running.thread = threading.Thread(
@@ -188,9 +207,9 @@ class QuantizeJobs:
                     return None
                 if running.done is None or running.child.returncode != 0:
                     raise DFlashError(_last_words(running.child))
-                place(running.hidden / running.target.name, running.target)
+                place(running.hidden.path / running.target.name, running.target)
         finally:
-            shutil.rmtree(running.hidden, ignore_errors=True)
+            running.hidden.remove()
         self._library.add_folder(running.target.parent)
         self._library.refresh()
         self._publish("library", {"path": str(running.target)})

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from dflash2_mlx.errors import DFlashError, RequestError
 
 _HIDDEN = ".quantize-"
 _NAME = re.compile(r"[\w][\w.+-]{0,95}", re.ASCII)
-_ABANDONED_SECONDS = 24 * 3600.0  # a hidden folder that old is of a server that was killed
+_TRIES = 5  # of making a folder that another server takes for abandoned before it is locked
 
 
 def own_folder() -> Path:
@@ -41,18 +42,72 @@ def check_name(name: str) -> None:
         )
 
 
-def hidden_folder(root: Path, id: str) -> Path:
-    """A new folder to build in, which the library does not list. Raises DFlashError."""
+@dataclass(frozen=True)
+class Hidden:
+    """A folder to build in, which the library does not list. Its lock goes with this process: see `sweep`."""
+
+    path: Path
+    descriptor: int  # open on the folder
+
+    @classmethod
+    def made(cls, root: Path, id: str) -> Hidden:
+        """A new one, once what others have left is deleted. Raises DFlashError."""
+        path = root / f"{_HIDDEN}{id}"
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            sweep(root)
+            for _ in range(_TRIES):
+                path.mkdir(exist_ok=True)
+                descriptor = _owned(path)
+                if descriptor is not None:
+                    return cls(path, descriptor)
+        except OSError as error:
+            raise DFlashError(f"{root} cannot be written to: {error.strerror or error}") from None
+        raise DFlashError(f"{path} is taken by another process: try again")
+
+    def remove(self) -> None:
+        """With all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.descriptor)
+
+
+def sweep(root: Path) -> None:
+    """Delete the hidden folders whose owner is gone: a server that was killed. Blocks."""
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        for left in root.glob(f"{_HIDDEN}*"):
-            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
-                shutil.rmtree(left, ignore_errors=True)
-        folder = root / f"{_HIDDEN}{id}"
-        folder.mkdir()
-    except OSError as error:
-        raise DFlashError(f"{root} cannot be written to: {error.strerror or error}") from None
-    return folder
+        left = [path for path in root.iterdir() if path.name.startswith(_HIDDEN)]
+    except OSError:
+        return
+    for path in left:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:  # no folder, or gone meanwhile
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        except OSError:  # it is at work, or this file system knows no locks
+            pass
+        finally:
+            os.close(descriptor)
+
+
+def _owned(path: Path) -> int | None:
+    """Open and locked; None where another process was about to delete it. Raises OSError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:  # a file system without locks, where nobody else can lock it either
+        return descriptor
+    if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+        return descriptor
+    os.close(descriptor)
+    return None
 
 
 def place(built: Path, target: Path) -> None:
