@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import mlx.core as mx
 
 from . import _blas, hub
+from .decode.adaptive import AdaptiveWidth, HeldWidth
 from .decode.chooser import FixedWidth, WidthChooser
 from .decode.exactness import exactness, sample_tokens
 from .decode.exactness_report import ExactnessReport
 from .decode.request import Request
 from .decode.state import DecodeState
 from .decode.stats import Stats
-from .decode.width import HeldWidth, WidthController
+from .decode.width import WidthController
 from .decode.width_store import WidthStore, made_for
 from .drafter.config import DrafterConfig, is_drafter, read_config
 from .drafter.load import load_drafter
@@ -183,7 +184,7 @@ class Pair:
         if request.verify_mode == "dflash":
             best, reason = widths.best_block(kind, most, len(request.prompt))
             return HeldWidth(widths, kind, best, reason, chosen=True)
-        return widths.for_request(kind, most)
+        return AdaptiveWidth(widths, kind, most)
 
     def new_stats(self, block_size: int, verify_mode: str) -> Stats:
         """Statistics of a request that runs with `block_size`; block size 1 is the plain engine whatever is loaded."""

@@ -208,7 +208,7 @@ def test_rounding_of_bfloat16_does_not_hide_it(family: str, entry: type, monkeyp
 
 
 def test_tolerances_follow_the_mantissa() -> None:
-    assert tolerance(mx.float32) < tolerance(mx.float16) < tolerance(mx.bfloat16) < 0.15
+    assert tolerance(mx.float32) < tolerance(mx.float16) < tolerance(mx.bfloat16) < 0.25
 
 
 # --- the report ---------------------------------------------------------------------------------------------------
@@ -229,11 +229,17 @@ WRONG = WidthExactness(5, "different", 7, 3.0, 0.31, 2, 1.5, True)
         ),
         (
             (ROUNDED, replace(ROUNDED, width=4, gap=0.01, flips=0, margin=None)),
-            "within rounding for blocks 3-4: largest gap 0.031, 1 flip of the best token in 24 rows, at a margin of 0.008",
+            (
+                "within rounding for blocks 3-4: largest gap 0.031, "
+                "1 flip of the best token in 24 rows, at a margin of 0.008"
+            ),
         ),
         (
             (replace(ROUNDED, flips=2),),
-            "within rounding for block 3: largest gap 0.031, 2 flips of the best token in 12 rows, at a margin of up to 0.008",
+            (
+                "within rounding for block 3: largest gap 0.031, "
+                "2 flips of the best token in 12 rows, at a margin of up to 0.008"
+            ),
         ),
         (
             (replace(ROUNDED, flips=0, margin=None),),

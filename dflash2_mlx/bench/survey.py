@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from dflash2_mlx.decode.adaptive import HeldWidth
 from dflash2_mlx.decode.generate import generate_tokens
 from dflash2_mlx.decode.request import make_request
-from dflash2_mlx.decode.width import HeldWidth, WidthController
+from dflash2_mlx.decode.width import WidthController
+from dflash2_mlx.errors import PairError
 from dflash2_mlx.pairs import Pair
 from dflash2_mlx.prompts.filler import long_context
 
@@ -76,6 +78,11 @@ def survey_depth(pair: Pair, depth: int, *, until: float, report: Report) -> Dep
     total = survey.rounds * len(widths) * _RUN
     for _ in generate_tokens(pair.target, pair.drafter, request, pair.new_state(), stats, survey):
         report(f"cycles after {depth} tokens", min(1.0, survey.done / total))
+    missing = sorted(set(widths) - set(survey.seconds))
+    if missing:
+        raise PairError(
+            f"no cycle of block size {missing[0]} could be timed: close what else runs models, and tune again"
+        )
     measured = {width: (median(s), min(s), max(s)) for width, s in sorted(survey.seconds.items())}
     return DepthCosts(depth, measured, min(len(s) for s in survey.seconds.values()), stats.prompt_seconds)
 

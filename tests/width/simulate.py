@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dflash2_mlx.decode.acceptance import committed
+from dflash2_mlx.decode.adaptive import AdaptiveWidth
 from dflash2_mlx.decode.width import WidthController
 
 # Seconds of a cycle of that width after that many tokens of context.
@@ -64,7 +65,7 @@ def simulate(
 def _run(
     cost: Cost, content: Content, controller: WidthController, widths: dict[int, int], rng: random.Random, noise: float
 ) -> float:
-    chooser = controller.for_request("greedy", controller.block_size)
+    chooser = AdaptiveWidth(controller, "greedy", controller.block_size)
     done, seconds, before = 1, 0.0, 0
     while done < content.tokens:
         depth = content.prompt + done

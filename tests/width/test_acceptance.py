@@ -60,6 +60,17 @@ def test_a_kind_follows_the_others_until_it_has_its_own() -> None:
     assert everything.rates()[0] > 0.9
 
 
+def test_a_kind_that_never_drafts_hears_of_the_others() -> None:
+    everything = Profile(3)
+    kind = Profile(3, everything)
+    for _ in range(400):
+        everything.observe(4, 0)
+    assert kind.rates()[0] < 0.1
+    for _ in range(3000):
+        everything.observe(4, 3)
+    assert kind.rates()[0] > 0.9
+
+
 def test_it_forgets() -> None:
     profile = Profile(1)
     for _ in range(2000):

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from dflash2_mlx.decode.adaptive import AdaptiveWidth, HeldWidth
 from dflash2_mlx.decode.request import Request, make_request
-from dflash2_mlx.decode.width import AdaptiveWidth, HeldWidth, WidthController
+from dflash2_mlx.decode.width import WidthController
 from dflash2_mlx.pairs import Pair, load
 from dflash2_mlx.text.stream import generate
 from tests.running import real_drafter, subject
@@ -91,7 +92,7 @@ def test_a_width_that_is_not_exact_here_is_never_chosen(pair: Pair) -> None:
     assert pair.notes == ()
     pair.widths.avoided = frozenset({7, 8})
     assert "7, 8 is never chosen" in pair.notes[0]
-    chooser = pair.widths.for_request("greedy", 8)
+    chooser = AdaptiveWidth(pair.widths, "greedy", 8)
     for depth in range(100, 700):
         width = chooser.choose(depth)
         assert width < 7
@@ -116,7 +117,14 @@ def test_a_pair_without_a_drafter_chooses_nothing() -> None:
 
 
 def test_verifying_one_by_one_teaches_nothing(pair: Pair) -> None:
-    assert pair.chooser(request(pair, verify_mode="adaptive", verify_precision="reference")) is None
+    assert pair.widths is not None
+    answer = generate(
+        pair, PROMPT, max_tokens=20, verify_mode="adaptive", verify_precision="reference", eos_token_ids=()
+    )
+    assert answer.stats is not None
+    assert "one by one" in (answer.stats.width_reason or "")
+    assert answer.stats.block_size == 8
+    assert pair.widths.cycles == 0
 
 
 def test_fixed_requests_teach_the_controller(pair: Pair) -> None:
@@ -158,6 +166,62 @@ def test_the_same_seed_gives_the_same_text_in_every_mode(pair: Pair) -> None:
         tuned(pair, best=3)
 
 
+def test_a_seed_holds_the_width_that_was_best_when_enough_was_known(pair: Pair) -> None:
+    assert pair.widths is not None
+    sampled = {"verify_mode": "adaptive", "temperature": 1.0, "seed": 1}
+    for width in range(1, 9):
+        pair.widths.costs.set(width, 0, 0.010 + 0.001 * width)
+    with pair.widths.lock:
+        for _ in range(100):
+            pair.widths.cycle_done("sampled", 8, 0, 100, None)
+    chooser = pair.chooser(request(pair, **sampled))
+    assert chooser is not None
+    assert chooser.choose(100) == 1, "no draft stands: plain decoding"
+    with pair.widths.lock:
+        for _ in range(600):
+            pair.widths.cycle_done("sampled", 8, 7, 100, None)
+    again = pair.chooser(request(pair, **sampled))
+    assert again is not None
+    assert again.choose(100) == 1, "what is measured later changes no drawing"
+    twin = WidthController(8)
+    twin.restore(pair.widths.kept())
+    assert twin.pinned == {"sampled": 1}
+
+
+def test_a_wrong_drafter_is_told_over_several_short_requests(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    assert pair.widths is not None
+    for _ in range(4):
+        chooser = pair.chooser(request(pair, block_size=4))
+        assert chooser is not None
+        assert pair.notes == ()
+        for _ in range(12):
+            chooser.cycle_done(4, 0, 100, None)
+    assert "the drafter does not fit" in pair.notes[0]
+    assert "only 0 drafts accepted in 48 cycles" in caplog.text
+    assert pair.new_stats(4, "dflash").as_dict()["alarm"] == pair.notes[0]
+    assert pair.new_stats(1, "off").as_dict()["alarm"] is None
+
+
+def test_what_a_request_asks_for_is_not_the_controllers_choice(pair: Pair) -> None:
+    assert pair.widths is not None
+    tuned(pair, best=4)
+    generate(pair, PROMPT, max_tokens=5, verify_mode="off", eos_token_ids=())
+    generate(pair, PROMPT, max_tokens=5, block_size=3, eos_token_ids=())
+    assert pair.widths.latest is None
+    generate(pair, PROMPT, max_tokens=5, verify_mode="dflash", eos_token_ids=())
+    assert pair.widths.latest == 4
+
+
+def test_only_what_has_run_is_counted(pair: Pair) -> None:
+    text = plain(pair, 20)
+    answer = generate(pair, PROMPT, max_tokens=20, block_size=8, eos_token_ids=(text[0],))
+    assert answer.stats is not None
+    assert answer.stats.as_dict()["cycles_by_width"] == {}
+    answer = generate(pair, PROMPT, max_tokens=20, verify_mode="off", eos_token_ids=())
+    assert answer.stats is not None
+    assert answer.stats.as_dict()["cycles_by_width"] == {1: 19}
+
+
 def test_figures_are_read_while_requests_run(pair: Pair) -> None:
     assert pair.widths is not None
     widths, done, wrong = pair.widths, threading.Event(), []
@@ -170,7 +234,7 @@ def test_figures_are_read_while_requests_run(pair: Pair) -> None:
 
     looker = threading.Thread(target=look)
     looker.start()
-    chooser = widths.for_request("greedy", 8)
+    chooser = AdaptiveWidth(widths, "greedy", 8)
     for depth in range(3000):
         width = chooser.choose(depth)
         chooser.cycle_done(width, width // 2, depth, 0.01 * width)
@@ -189,7 +253,7 @@ def test_choices_of_kinds_are_apart(pair: Pair) -> None:
             pair.widths.cycle_done("greedy", 8, 7, 100, None)
             pair.widths.cycle_done("sampled", 8, 0, 100, None)
     for kind, best in (("greedy", 8), ("sampled", 1)):
-        chooser = pair.widths.for_request(kind, 8)
+        chooser = AdaptiveWidth(pair.widths, kind, 8)
         widths = [chooser.choose(100) for _ in range(20)]
         assert max(widths, key=widths.count) == best
     acceptance = pair.widths.figures().acceptance

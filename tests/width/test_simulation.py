@@ -61,8 +61,62 @@ def test_a_controller_that_never_looks_back_at_drafts_loses_on_mixed_texts(monke
     requests = [*texts("hopeless", requests=6), *texts("code", requests=12)]
     good = simulate(linear, requests, tuned(linear), seed=4)
     assert good.against_best >= LEAST
-    monkeypatch.setattr("dflash2_mlx.decode.width.AdaptiveWidth._probe", lambda *_: None)
+    monkeypatch.setattr("dflash2_mlx.decode.adaptive.AdaptiveWidth._probe", lambda *_: None)
     assert simulate(linear, requests, tuned(linear), seed=4).against_best < 0.95
+
+
+@pytest.mark.parametrize("poor", [20, 60])
+def test_after_much_text_that_is_hopeless_it_comes_back(poor: int) -> None:
+    controller = tuned(linear)
+    simulate(linear, texts("hopeless", requests=poor), controller, seed=1)
+    assert simulate(linear, texts("code", requests=15), controller, seed=2).against_best >= 0.93
+
+
+@pytest.mark.parametrize("factor", [1.5, 2.0, 3.0, 4.0])
+def test_a_verify_that_alone_gets_dearer_is_noticed(factor: float) -> None:
+    def dear(width: int, depth: int) -> float:
+        return flat(width, depth) * (1.0 if width == 1 else factor)
+
+    controller = tuned(flat)
+    simulate(flat, texts("chat", requests=5), controller, seed=1)
+    outcome = simulate(dear, texts("chat", requests=20), controller, seed=2)
+    assert outcome.against_plain >= 0.95
+    assert outcome.against_best >= 0.95
+
+
+@pytest.mark.parametrize("factor", [1.5, 2.0, 3.0])
+def test_a_verify_that_gets_cheaper_again_is_noticed(factor: float) -> None:
+    def dear(width: int, depth: int) -> float:
+        return flat(width, depth) * (1.0 if width == 1 else factor)
+
+    controller = tuned(dear)
+    simulate(dear, texts("chat", requests=5), controller, seed=1)
+    assert simulate(flat, texts("chat", requests=20), controller, seed=2).against_best >= 0.93
+
+
+def test_a_slow_first_cycle_of_each_width_does_no_harm() -> None:
+    built: set[int] = set()
+
+    class Building(WidthController):
+        """The first cycle of each width takes a hundred times as long."""
+
+        def cycle_done(self, kind: str, width: int, accepted: int, depth: int, seconds: float | None) -> None:
+            if seconds is not None and width not in built:
+                built.add(width)
+                seconds *= 100
+            super().cycle_done(kind, width, accepted, depth, seconds)
+
+    outcome = simulate(cliff, texts("chat", requests=12), Building(WIDEST), seed=4)
+    assert built
+    assert outcome.against_best >= LEAST
+
+
+def test_short_answers_from_cold() -> None:
+    for cost in (flat, linear, cliff):
+        short = [Content(texts("chat", requests=1)[0].stretches, tokens=30) for _ in range(200)]
+        outcome = simulate(cost, short, WidthController(WIDEST), seed=5)
+        assert outcome.against_best >= 0.95
+        assert outcome.against_plain >= LEAST
 
 
 def test_a_machine_that_heats_up_changes_nothing() -> None:

@@ -27,6 +27,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def used(block_size: int = 4, cycles: int = 40) -> WidthController:
     controller = WidthController(block_size)
     with controller.lock:
+        for width in range(1, block_size + 1):
+            controller.costs.observe(width, 0, 1.0)  # the first of each is left out
         for i in range(cycles):
             width = 1 + i % block_size
             controller.cycle_done("greedy", width, min(1, width - 1), 100 + 20 * i, 0.01 * width)
@@ -92,6 +94,11 @@ def test_a_file_made_for_other_facts_is_left_alone() -> None:
         lambda tree: json.dumps({**tree, "costs": {"0": {"1": -1.0}}}),
         lambda tree: json.dumps({**tree, "costs": {"0": {"1": "fast"}}}),
         lambda tree: json.dumps({**tree, "costs": [1, 2]}),
+        lambda tree: json.dumps({**tree, "costs": {"0": {"1": 10**400}}}),
+        lambda tree: json.dumps({**tree, "costs": {"0": {"1": True}}}),
+        lambda tree: json.dumps({**tree, "pinned": {"greedy": 99}}),
+        lambda tree: json.dumps(tree).replace('"tried": [', '"tried": [1e999, '),
+        lambda tree: "[" * 100_000,
         lambda tree: json.dumps({**tree, "acceptance": {}}),
         lambda tree: json.dumps({**tree, "acceptance": {"all": {"tried": [1], "stood": [1]}}}),
         lambda tree: json.dumps({**tree, "exactness": {"dtype": 3}}),
@@ -116,6 +123,24 @@ def test_a_folder_that_cannot_be_written_is_told(folder: Path, caplog: pytest.Lo
     with caplog.at_level(logging.WARNING):
         kept(used())
     assert "what was measured is not kept" in caplog.text
+
+
+def test_what_another_process_has_tuned_is_taken_up_not_overwritten() -> None:
+    server, own = used(cycles=40), WidthStore(FACTS)
+    own.restore(server)
+    tuner = WidthController(4)
+    for width in range(1, 5):
+        tuner.costs.set(width, 2048, 0.5 * width)
+    tuner.source = "tune, 2026-11-30"
+    kept(tuner)
+    own.save(server)
+    assert server.source == "tune, 2026-11-30"
+    assert server.costs.seconds(3, 2048) == pytest.approx(1.5)
+    assert restored()[0].costs.measured()[2048] == pytest.approx({1: 0.5, 2: 1.0, 3: 1.5, 4: 2.0})
+    with server.lock:
+        server.cycle_done("greedy", 4, 1, 100, 1.0)
+    own.save(server)
+    assert restored()[0].source == "tune, 2026-11-30", "once: what it learns from now on is its own"
 
 
 def test_requests_that_end_write_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
