@@ -192,8 +192,9 @@ NOT_ROLLED_BACK = [
 
 @pytest.mark.parametrize(("family", "entry"), NOT_ROLLED_BACK, ids=lambda value: getattr(value, "__name__", value))
 def test_a_rollback_that_does_nothing_is_found(family: str, entry: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = subject(family).target  # before: a target that does not roll back is refused
     monkeypatch.setattr(entry, "settle", lambda self, keep, rows: None)
-    report = exactness(subject(family).target, (2, 5), tokens=TOKENS)
+    report = exactness(target, (2, 5), tokens=TOKENS)
     assert {(width.verdict, width.rolled_back) for width in report.widths} == {("different", True)}
     assert "in the row after a rollback" in report.summary
 

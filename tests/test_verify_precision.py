@@ -15,6 +15,8 @@ from mlx import nn
 
 import dflash2_mlx
 from dflash2_mlx.chat import options
+from dflash2_mlx.decode.adaptive import AdaptiveWidth
+from dflash2_mlx.decode.chooser import FixedWidth
 from dflash2_mlx.decode.request import Request, make_request
 from dflash2_mlx.decode.state import DecodeState
 from dflash2_mlx.errors import RequestError
@@ -226,8 +228,8 @@ def test_costs_of_single_rows_do_not_count(tmp_path: Path) -> None:
     of = subject("llama")
     pair = Pair(of.target, real_drafter(tmp_path, of))
     fast = request(verify_mode="adaptive")
-    assert pair.chooser(fast) is not None
-    assert pair.chooser(replace(fast, **REFERENCE)) is None
+    assert isinstance(pair.chooser(fast), AdaptiveWidth)
+    assert isinstance(pair.chooser(replace(fast, **REFERENCE)), FixedWidth)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_settings_that_need_no_reload_are_in_force_at_once(run: Callable[..., No
 
 def test_a_long_prompt_is_decoded_plainly_for_that_request_only(run: Callable[..., None]) -> None:
     async def test(manager: Manager) -> None:
-        await manager.save_settings("one", {**DFLASH, "dflash_max_ctx": 6})
+        await manager.save_settings("one", {**DFLASH, "dflash_max_ctx": 6, "dflash_verify_mode": "dflash"})
         await manager.load("one")
         short = ask("one")
         long = type(short)(model="one", prompt=[5] * 6, parameters=short.parameters)
