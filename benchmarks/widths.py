@@ -86,8 +86,8 @@ def told(result: Result) -> None:
     widths: dict[int, int] = defaultdict(int)
     for sample in result.samples:
         if sample.arm == adaptive:
-            for width, count in (sample.cycles_by_width or {}).items():
-                widths[int(width)] += count
+            for width, count in enumerate(sample.cycles_by_width, 1):
+                widths[width] += count
     print("adaptive, cycles by width:", dict(sorted(widths.items())))
 
 
