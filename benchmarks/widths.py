@@ -3,7 +3,8 @@
     python -m benchmarks.widths --per-kind 1 --tokens 96 --rounds 3
 
 Arms take turns on every prompt, as in `dflash2-mlx bench`, whose runner this is. A fixed width's time is that of all
-answers together; the best one is known only afterwards. With `--tune` the pair is tuned first.
+answers together; the best one is known only afterwards. Plain decoding runs twice ("plain again"): how far that is
+from 1 tells what the other ratios are worth. With `--tune` the pair is tuned first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from statistics import median
 
 from dflash2_mlx.bench.local import LocalPair
 from dflash2_mlx.bench.model import Progress, Result, Sample
-from dflash2_mlx.bench.plan import make_plan
+from dflash2_mlx.bench.plan import CONTROL, make_plan
 from dflash2_mlx.bench.results import as_dict
 from dflash2_mlx.bench.run import run
 from dflash2_mlx.bench.tune import tune
@@ -79,8 +80,9 @@ def told(result: Result) -> None:
     totals = seconds_by_arm(result.samples)
     for arm in sorted(totals, key=lambda arm: totals[arm]):
         print(f"{arm:<28} {totals[plain] / totals[arm]:.3f} of plain")
-    best, against_best, against_plain = ratios(result.samples, adaptive, plain)
-    (low_b, high_b), (low_p, high_p) = spread(result.samples, adaptive, plain)
+    samples = [sample for sample in result.samples if sample.arm != CONTROL]
+    best, against_best, against_plain = ratios(samples, adaptive, plain)
+    (low_b, high_b), (low_p, high_p) = spread(samples, adaptive, plain)
     print(f"adaptive over the best fixed ({best}): {against_best:.3f} ({low_b:.3f} to {high_b:.3f})")
     print(f"adaptive over plain: {against_plain:.3f} ({low_p:.3f} to {high_p:.3f})")
     widths: dict[int, int] = defaultdict(int)
@@ -107,7 +109,9 @@ def main() -> None:
     if args.tune:
         tune(pair, depths=(256,), seconds=args.tune, report=lambda stage, share: None)
     sizes = tuple(int(size) for size in args.block_sizes.split(","))
-    fixed = make_plan(own(args.kinds.split(","), args.per_kind), block_sizes=sizes, max_tokens=args.tokens)
+    fixed = make_plan(
+        own(args.kinds.split(","), args.per_kind), block_sizes=sizes, max_tokens=args.tokens, control=True
+    )
     plan = make_plan(
         own(args.kinds.split(","), args.per_kind),
         block_sizes=(None,),
