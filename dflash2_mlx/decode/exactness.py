@@ -21,7 +21,7 @@ __all__ = ["ExactnessReport", "WidthExactness", "exactness", "sample_tokens", "t
 
 # The largest share of a row's largest logit by which rounding moves a logit. On the tiny families of the tests, whose
 # layers amplify rounding more than trained ones (2026-11, MLX 0.32 on a CPU): float32 up to 1.5e-5, bfloat16 up to 0.04
-# and with 4-bit weights 0.08, once 0.17; a rollback that does nothing moves one by 0.2 to 1.5, where layers look back far.
+# and with 4-bit weights 0.08 (once 0.17); a rollback that does nothing moves one by 0.2 to 1.5 where layers look back.
 # float16 has three bits more than bfloat16; so have products of float32 where a GPU makes them in TF32.
 _TOLERANCES = {mx.bfloat16: 0.2, mx.float16: 0.02, mx.float32: 1e-3}
 _TOLERANCE_OF_TF32 = 0.02
