@@ -180,7 +180,8 @@ class Pair:
         if not request.automatic and request.verify_mode == "dflash":
             return HeldWidth(widths, kind, most, f"block {most}, as asked for")
         if request.seeded and not request.law.deterministic:
-            return HeldWidth(widths, kind, *widths.best_for_seed(kind, most))
+            least = 2 if request.verify_mode == "dflash" else 1
+            return HeldWidth(widths, kind, *widths.best_for_seed(kind, most, least=least))
         if request.verify_mode == "dflash":
             best, reason = widths.best_block(kind, most, len(request.prompt))
             return HeldWidth(widths, kind, best, reason, chosen=True)
@@ -307,15 +308,24 @@ def _measured(pair: Pair, report: Progress) -> None:
     store.restore(pair.widths)
     pair.widths.store = store
     if store.exactness is None or store.exactness.verdict == "different":  # what is bad news is checked again
-        tokens = sample_tokens(pair.tokenizer, pair.target.vocab_size)
-        widths = range(2, pair.block_size + 1)
-        tell: Callable[[float], None] = lambda share: report("exactness", share)  # noqa: E731
-        store.exactness = exactness(pair.target, widths, tokens=tokens, progress=tell)
-        store.save(pair.widths)
-    pair.exactness = store.exactness
-    pair.widths.avoided = frozenset(w.width for w in pair.exactness.widths if w.verdict == "different")
-    if pair.widths.avoided:
-        log.warning("a verify does not give this target's own logits on this machine: %s", pair.exactness.summary)
+        check_exactness(pair, lambda share: report("exactness", share))
+    else:
+        pair.exactness = store.exactness
+
+
+def check_exactness(pair: Pair, progress: Callable[[float], None] = lambda share: None) -> ExactnessReport:
+    """Check every block size of a pair with a drafter now; what is not exact is never chosen. Kept where it can be."""
+    tokens = sample_tokens(pair.tokenizer, pair.target.vocab_size)
+    found = exactness(pair.target, range(2, pair.block_size + 1), tokens=tokens, progress=progress)
+    pair.exactness = found
+    if pair.widths is not None:
+        pair.widths.avoided = frozenset(w.width for w in found.widths if w.verdict == "different")
+        if pair.widths.store is not None:
+            pair.widths.store.exactness = found
+            pair.widths.store.save(pair.widths)
+    if found.verdict == "different":
+        log.warning("a verify does not give this target's own logits on this machine: %s", found.summary)
+    return found
 
 
 def kept_exactness(

@@ -20,7 +20,7 @@ def measured(backend: Backend, pair: dict[str, Any], draft_quant: str | None) ->
 
     Nothing is downloaded: the folders are those that the doctor has found.
     """
-    from dflash2_mlx.pairs import DEMO
+    from dflash2_mlx.pairs import DEMO, check_exactness
 
     if pair["verdict"] not in ("fits", "tight"):
         return f"not checked: the verdict on the pair is {pair['verdict']!r}"
@@ -29,14 +29,13 @@ def measured(backend: Backend, pair: dict[str, Any], draft_quant: str | None) ->
     # By its name the demo is loaded as it always is, and so is its drafter.
     model = DEMO if pair["model"] == DEMO else pair["target"]["folder"]
     draft = pair["draft"] if pair["model"] == DEMO or pair["draft"] == DEMO else pair["drafter"]["folder"]
+    before = kept(pair, draft_quant)
     with loading() as progress:
         loaded = backend.load(ModelChoice(model, draft, draft_quant), progress)
-        from dflash2_mlx.decode.exactness import exactness, sample_tokens
-
-        tokens = sample_tokens(loaded.tokenizer, loaded.target.vocab_size)
-        widths = range(2, loaded.block_size + 1)
+        if loaded.exactness is not None and before is None:
+            return loaded.exactness  # the load has just checked it
         tell = progress or (lambda part, share: None)
-        return exactness(loaded.target, widths, tokens=tokens, progress=lambda share: tell("exactness", share))
+        return check_exactness(loaded, lambda share: tell("exactness", share))
 
 
 def kept(pair: dict[str, Any], draft_quant: str | None) -> ExactnessReport | None:

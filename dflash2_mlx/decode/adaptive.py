@@ -123,7 +123,7 @@ class AdaptiveWidth:
     def _probe(self, rates: Sequence[float | None], depth: int) -> tuple[int, str] | None:
         """Another width that may be better than the settled one, where it is time to try one."""
         shared = self._shared
-        unknown = self._unknown(rates)
+        unknown = self._unknown()
         if unknown is not None:
             return unknown, f"measuring {name_of(unknown)}: its cost is not known yet"
         changed = self._width > 1 and shared.costs.slower_since(1, depth) > _CHANGED
@@ -165,7 +165,7 @@ class AdaptiveWidth:
         overdue = self._shared.probing.is_long(self._kind) or (self._began_plain and self._width == 1)
         return other if overdue else None
 
-    def _unknown(self, rates: Sequence[float | None]) -> int | None:
+    def _unknown(self) -> int | None:
         """A width without which nothing can be told: the middle, plain decoding, the widest."""
         if self._most < 2:
             return None

@@ -64,7 +64,7 @@ class Stats:
         self.generation_seconds = time.perf_counter() - self._since
 
     def count_width(self, width: int, reason: str | None) -> None:
-        """A cycle of `width` rows, or a plain step (1), has been chosen."""
+        """A cycle of `width` rows, or a plain step (1), has run, for that reason."""
         self.cycles_by_width += [0] * (width - len(self.cycles_by_width))
         self.cycles_by_width[width - 1] += 1
         self.block_size, self.width_reason = width, reason

@@ -104,19 +104,19 @@ class WidthController:
         """The width of its latest choice, not that of a request that asked for another; None before the first."""
         return self._latest[0] if self._chosen else None
 
-    def best_for_seed(self, kind: str, most: int) -> tuple[int, str]:
-        """The width of all requests of a kind that are to be drawn again, and why.
+    def best_for_seed(self, kind: str, most: int, *, least: int = 1) -> tuple[int, str]:
+        """The width of all requests of a kind that are to be drawn again, within those bounds, and why.
 
         What is measured changes, so that it is settled once, when enough is known, and kept.
         """
         with self.lock:
             pinned = self.pinned.get(kind)
-            rates = self.rates(self.kinds[kind].rates(), 0)[:most]
+            rates = self.rates(self.kinds[kind].rates(), 0)
             known = {width: rate for width, rate in enumerate(rates, 1) if rate is not None}
             enough = all(self.costs.anywhere(w) for w in (1, 2)) or self.source.startswith("tune")
             if pinned is None and enough and self.kinds[kind].cycles >= _SETTLED:
                 pinned = self.pinned[kind] = max(known, key=lambda width: known[width])
-        width = min(pinned or most, self.widest(most))
+        width = min(max(pinned or most, least), self.widest(most))
         return width, f"{name_of(width)} throughout: a seed was given, and other widths would draw other tokens"
 
     def ended(self) -> None:

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
+from ..demo.store import cache_folder
 from ..errors import DFlashError
 from .exactness_report import ExactnessReport
 from .width import WidthController
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 def folder() -> Path:
     """Where the files are; the environment variable DFLASH2_MEASURED overrides it."""
     chosen = os.environ.get(FOLDER_VARIABLE)
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("dflash2-mlx")) / "measured"
+    return Path(chosen) if chosen else cache_folder() / "measured"
 
 
 def made_for(identity: str) -> dict[str, str]:

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import platformdirs
-
+from dflash2_mlx.demo.store import cache_folder
 from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.report.whole import write_whole
 
@@ -43,7 +42,7 @@ def fetch_rows(name: str, wanted: HubRows, limit: int | None) -> list[dict[str, 
 
 
 def _copy_path(name: str) -> Path:
-    return Path(platformdirs.user_cache_dir("dflash2-mlx")) / "prompts" / f"{name}.json"
+    return cache_folder() / "prompts" / f"{name}.json"
 
 
 def _read_copy(path: Path, wanted: HubRows) -> tuple[list[dict[str, Any]], int | None]:

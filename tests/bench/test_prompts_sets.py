@@ -53,7 +53,7 @@ class Hub:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     found = Hub(250)
     monkeypatch.setattr("huggingface_hub.get_session", lambda: found)
-    monkeypatch.setattr(hub_rows.platformdirs, "user_cache_dir", lambda name: str(tmp_path / name))
+    monkeypatch.setenv("DFLASH2_CACHE", str(tmp_path / "dflash2-mlx"))
     return found
 
 

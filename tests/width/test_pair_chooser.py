@@ -183,6 +183,9 @@ def test_a_seed_holds_the_width_that_was_best_when_enough_was_known(pair: Pair) 
     again = pair.chooser(request(pair, **sampled))
     assert again is not None
     assert again.choose(100) == 1, "what is measured later changes no drawing"
+    blocks = pair.chooser(request(pair, **{**sampled, "verify_mode": "dflash"}))
+    assert blocks is not None
+    assert blocks.choose(100) == 2, "mode dflash drafts"
     twin = WidthController(8)
     twin.restore(pair.widths.kept())
     assert twin.pinned == {"sampled": 1}
@@ -208,8 +211,9 @@ def test_what_a_request_asks_for_is_not_the_controllers_choice(pair: Pair) -> No
     generate(pair, PROMPT, max_tokens=5, verify_mode="off", eos_token_ids=())
     generate(pair, PROMPT, max_tokens=5, block_size=3, eos_token_ids=())
     assert pair.widths.latest is None
+    best, _ = pair.widths.best_block("greedy", 8, len(PROMPT))  # by what these have just measured
     generate(pair, PROMPT, max_tokens=5, verify_mode="dflash", eos_token_ids=())
-    assert pair.widths.latest == 4
+    assert pair.widths.latest == best
 
 
 def test_only_what_has_run_is_counted(pair: Pair) -> None:
