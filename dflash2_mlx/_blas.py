@@ -65,6 +65,17 @@ def status() -> BlasStatus:
     return preload()
 
 
+def set_threads(count: int) -> None:
+    """Let the library that `preload` loaded use `count` threads for one product; without effect on mlx's own."""
+    library = preload().library
+    if library is None:
+        return
+    loaded = ctypes.CDLL(library)
+    for name in ("openblas_set_num_threads", "MKL_Set_Num_Threads"):
+        if hasattr(loaded, name):
+            getattr(loaded, name)(ctypes.c_int(count))
+
+
 def _load_first_found() -> BlasStatus:
     for library in _candidates():
         try:

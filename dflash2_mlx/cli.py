@@ -1,7 +1,7 @@
 """`dflash2-mlx`: finds the command's module, runs it, and turns errors into one line and an exit code.
 
-Commands are named as strings and imported when chosen: importing mlx-lm costs seconds, `--help` must not.
-A command's module has `add_arguments(parser)` and `run(args) -> int`.
+A command is a word, or two (`train data`). Commands are named as strings and imported when chosen: importing mlx-lm
+costs seconds, `--help` must not. A command's module has `add_arguments(parser)` and `run(args) -> int`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "dflash2_mlx.analyze.analyze_command",
         "Tell recall, acceptance and what each part of a drafter brings.",
     ),
+    "train": ("dflash2_mlx.train.train_command", "Train a drafter for a target, on data of `train data`."),
+    "train data": ("dflash2_mlx.train.data_command", "Prepare a target's own text for training a drafter."),
     "quantize": ("dflash2_quantize.quantize_command", "Write a quantised drafter, and tell what that costs."),
     "doctor": ("dflash2_mlx.chat.doctor", "Tell what is installed, the memory, and whether a pair fits."),
 }
@@ -92,11 +94,11 @@ def command_parser(name: str, module: ModuleType) -> argparse.ArgumentParser:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    name = arguments[0] if arguments else ""
+    name = _command(arguments)
     if name in COMMANDS:
         preload()  # raises for a wrong DFLASH2_BLAS
         module = importlib.import_module(COMMANDS[name][0])
-        code = module.run(command_parser(name, module).parse_args(arguments[1:]))
+        code = module.run(command_parser(name, module).parse_args(arguments[len(name.split()) :]))
         return int(code)
     parser = top_parser()
     if name and not name.startswith("-"):
@@ -106,6 +108,12 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     parser.print_help(sys.stderr)
     return EXIT_USAGE
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """The command that the arguments begin with: two words where there is one of those, else the first."""
+    words = " ".join(arguments[:2])
+    return words if words in COMMANDS else next(iter(arguments), "")
 
 
 def _unknown(name: str) -> str:

@@ -32,7 +32,16 @@ def type_in(monkeypatch: pytest.MonkeyPatch, text: str, *, terminal: bool = Fals
 
 
 @pytest.mark.parametrize(
-    "line", [["--help"], ["--version"], ["generate", "--help"], ["chat", "--help"], ["doctor", "--help"]]
+    "line",
+    [
+        ["--help"],
+        ["--version"],
+        ["generate", "--help"],
+        ["chat", "--help"],
+        ["train", "--help"],
+        ["train", "data", "--help"],
+        ["doctor", "--help"],
+    ],
 )
 def test_help_and_version_import_nothing_heavy(line: list[str]) -> None:
     code = (

@@ -23,13 +23,13 @@ def shown(name: str) -> str:
     """The text that belongs into the block of that name; KeyError for an unknown one."""
     if name == "chat commands":
         return "\n".join(help_lines())
-    program, *command = name.split()
+    program, _, command = name.partition(" ")
     if program != cli.PROGRAM:
         raise KeyError(name)
     if not command:
         return _help(cli.top_parser())
-    module = importlib.import_module(cli.COMMANDS[command[0]][0])
-    return _help(cli.command_parser(command[0], module))
+    module = importlib.import_module(cli.COMMANDS[command][0])
+    return _help(cli.command_parser(command, module))
 
 
 def _help(parser: argparse.ArgumentParser) -> str:

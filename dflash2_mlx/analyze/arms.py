@@ -33,22 +33,19 @@ class Arm:
 def arms_of(drafter: Drafter) -> tuple[dict[str, Drafter], list[Arm]]:
     """The drafters that have to run, by name, and the arms, of which the first is what is served.
 
-    A first-generation drafter has one arm: nothing of it can be taken out.
+    What a drafter does not have cannot be taken out: a first-generation one has one arm.
     """
-    if not drafter.config.is_dflash2:
-        return {SERVED: drafter}, [Arm(SERVED, SERVED, selector=False)]
-    drafters = {
-        SERVED: drafter,
-        STATIC_CONVOLUTION: with_convolutions(drafter, static_convolution),
-        NO_CONVOLUTION: with_convolutions(drafter, no_convolution),
-    }
-    return drafters, [
-        Arm(SERVED, SERVED, selector=True),
-        Arm(NO_SELECTOR, SERVED, selector=False),
-        Arm(STATIC_CONVOLUTION, STATIC_CONVOLUTION, selector=True),
-        Arm(NO_CONVOLUTION, NO_CONVOLUTION, selector=True),
-        Arm(NEITHER, NO_CONVOLUTION, selector=False),
-    ]
+    config = drafter.config
+    drafters, arms = {SERVED: drafter}, [Arm(SERVED, SERVED, selector=config.has_selector)]
+    if config.has_selector:
+        arms.append(Arm(NO_SELECTOR, SERVED, selector=False))
+    if config.has_conv:
+        drafters[STATIC_CONVOLUTION] = with_convolutions(drafter, static_convolution)
+        drafters[NO_CONVOLUTION] = with_convolutions(drafter, no_convolution)
+        arms += [Arm(name, name, selector=config.has_selector) for name in (STATIC_CONVOLUTION, NO_CONVOLUTION)]
+    if config.has_selector and config.has_conv:
+        arms.append(Arm(NEITHER, NO_CONVOLUTION, selector=False))
+    return drafters, arms
 
 
 @dataclass

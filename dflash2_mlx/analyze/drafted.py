@@ -37,7 +37,7 @@ def draft(drafter: Drafter, target: Target, context: DraftContext, anchor: int, 
     Raises DecodeError where the drafter gives numbers that are not finite.
     """
     first = mx.array([anchor])
-    if drafter.config.is_dflash2:
+    if drafter.config.has_selector:
         lattice = drafter.lattice(target, context, first, width)
         candidates, unary, scores = lattice.candidates, lattice.unary, lattice.scores
         mx.eval(candidates, unary, scores)

@@ -71,8 +71,16 @@ class DrafterConfig:
 
     @property
     def is_dflash2(self) -> bool:
-        """With path selector and convolution; otherwise the first DFlash."""
+        """With path selector, convolution or both (all published ones); otherwise the first DFlash."""
+        return self.has_selector or self.has_conv
+
+    @property
+    def has_selector(self) -> bool:
         return self.selector_rank > 0
+
+    @property
+    def has_conv(self) -> bool:
+        return self.conv_kernel_size > 0
 
     @property
     def engine(self) -> str:
@@ -159,10 +167,10 @@ def parse_config(raw: Mapping[str, Any]) -> DrafterConfig:
         output_multiplier=keys.number("output_multiplier", 1.0),
         final_logit_softcapping=keys.optional_number("final_logit_softcapping"),
         input_embedding_scale=keys.number("input_embedding_scale", 1.0),
-        conv_kernel_size=keys.integer("conv_kernel_size") if second else 0,
-        conv_group_size=keys.integer("conv_group_size") if second else 0,
-        selector_rank=keys.integer("selector_rank") if second else 0,
-        selector_top_k=keys.integer("selector_top_k") if second else 0,
+        conv_kernel_size=keys.integer("conv_kernel_size", least=0) if second else 0,
+        conv_group_size=keys.integer("conv_group_size", least=0) if second else 0,
+        selector_rank=keys.integer("selector_rank", least=0) if second else 0,
+        selector_top_k=keys.integer("selector_top_k", least=0) if second else 0,
     )
     _check_ranges(config)
     return config
@@ -296,9 +304,11 @@ def _check_ranges(config: DrafterConfig) -> None:
         )
     if config.mask_token_id >= config.vocab_size:
         raise CheckpointError(f"mask_token_id {config.mask_token_id} is past vocab_size {config.vocab_size}")
-    if config.is_dflash2 and config.hidden_size % config.conv_group_size:
+    if config.has_conv and (config.conv_group_size < 1 or config.hidden_size % config.conv_group_size):
         raise CheckpointError(
             f"hidden_size {config.hidden_size} is no multiple of conv_group_size {config.conv_group_size}"
         )
+    if config.has_selector and config.selector_top_k < 1:
+        raise CheckpointError("selector_top_k is 0: a selector needs candidates; without one selector_rank is 0 too")
     if config.selector_top_k > config.vocab_size:
         raise CheckpointError(f"selector_top_k {config.selector_top_k} is past vocab_size {config.vocab_size}")

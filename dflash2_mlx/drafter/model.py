@@ -90,12 +90,12 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: DrafterConfig, layer_type: str) -> None:
         super().__init__()
         self.layer_type = layer_type
-        self.has_conv = config.is_dflash2
+        self.has_conv = config.has_conv
         self.self_attn = Attention(config)
         self.mlp = MLP(config.hidden_size, config.intermediate_size)
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        if config.is_dflash2:
+        if config.has_conv:
             conv = (config.hidden_size, config.conv_kernel_size, config.conv_group_size)
             self.attention_conv = GroupedDynamicCausalConv(*conv)
             self.mlp_conv = GroupedDynamicCausalConv(*conv)
@@ -121,7 +121,7 @@ class DraftModel(nn.Module):
         self.hidden_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = [DecoderLayer(config, layer_type) for layer_type in config.layer_types]
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        if config.is_dflash2:
+        if config.has_selector:
             self.candidate_selector = CandidateSelector(
                 config.hidden_size, config.vocab_size, config.selector_rank, config.selector_top_k
             )

@@ -121,10 +121,10 @@ class Drafter:
     ) -> Proposal:
         """Draft width - 1 tokens after `anchor` (1,), which follows the context's last row.
 
-        At a temperature above zero the walk draws from softmax(scores / temperature) with `key`; a first-generation
-        drafter has no selector and proposes its argmax with certainty.
+        At a temperature above zero the walk draws from softmax(scores / temperature) with `key`; a drafter without a
+        selector proposes its argmax with certainty.
         """
-        if not self.config.is_dflash2:
+        if not self.config.has_selector:
             logits = self.logits(target, self.hidden(target, context, anchor, width))
             return Proposal(mx.argmax(logits, axis=-1), None, None, mx.isfinite(logits.max()))
         lattice = self.lattice(target, context, anchor, width)

@@ -11,6 +11,7 @@ from dflash2_mlx.errors import DFlashError
 from dflash2_mlx.report.whole import write_whole
 
 URL = "https://datasets-server.huggingface.co/rows"
+_SPLITS = "https://datasets-server.huggingface.co/splits"
 _PAGE = 100  # the most rows that one answer may hold
 _TIMEOUT = 30.0
 
@@ -21,6 +22,27 @@ class HubRows(NamedTuple):
     repository: str
     config: str
     split: str
+
+
+def named_rows(name: str) -> HubRows:
+    """Rows by a text: `owner/name`, `owner/name:config` or `owner/name:config:split`; what it leaves out is looked up.
+
+    The split is `train` where there is one, else the first. Raises DFlashError.
+    """
+    repository, _, rest = name.partition(":")
+    config, _, split = rest.partition(":")
+    if config and split:
+        return HubRows(repository, config, split)
+    answer = _get(_SPLITS, {"dataset": repository}, repository)
+    try:
+        found = [HubRows(repository, str(entry["config"]), str(entry["split"])) for entry in answer["splits"]]
+    except (KeyError, TypeError):
+        raise DFlashError(f"the Hub's answer about the splits of {repository} has another form now") from None
+    fitting = [rows for rows in found if config in ("", rows.config)]
+    if not fitting:
+        there = ", ".join(sorted({rows.config for rows in found})) or "none"
+        raise DFlashError(f"{repository} has no configuration {config!r}: there are {there}")
+    return next((rows for rows in fitting if rows.split == "train"), fitting[0])
 
 
 def fetch_rows(name: str, wanted: HubRows, limit: int | None) -> list[dict[str, Any]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dflash2_mlx.errors import RequestError
 from dflash2_mlx.prompts.model import Prompt
@@ -35,16 +36,23 @@ def from_jsonl(path: Path, limit: int | None = None) -> list[Prompt]:
 
 
 def rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects with the numbers of their lines; empty lines are passed over. Raises RequestError."""
+    """The objects with the numbers of their lines, without empty lines; `.gz` is unpacked. Raises RequestError."""
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with _opened(path) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, _object(line, f"{path}:{number}")
     except UnicodeDecodeError as error:
         raise RequestError(f"{path} is no UTF-8 text: {error.reason}", param="prompts") from None
-    except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror or error}", param="prompts") from None
+    except (OSError, EOFError) as error:  # EOFError: a packed file that was cut short
+        cause = getattr(error, "strerror", None) or error
+        raise RequestError(f"{path} cannot be read: {cause}", param="prompts") from None
+
+
+def _opened(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig")
+    return path.open(encoding="utf-8-sig")
 
 
 def question(row: Mapping[str, Any], columns: tuple[str, ...] = COLUMNS) -> tuple[Mapping[str, str], ...]:

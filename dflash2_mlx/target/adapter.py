@@ -20,6 +20,7 @@ from .taps import TapSink, tap
 # Names that families give to these parts; those of the embedding are EMBEDDINGS.
 _LAYERS = ("layers", "h", "blocks")
 _HEADS = ("lm_head", "embed_out")
+_FINAL_NORMS = ("norm", "norm_f", "final_layernorm", "final_norm", "ln_f", "embedding_norm")
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,12 @@ class Target:
         rows: mx.array = self._table(ids)
         return rows
 
+    @property
+    def head_module(self) -> nn.Module:
+        """The module whose matrix is the output head: the embedding's where the two are tied."""
+        head: nn.Module | None = _part(self._owner, _HEADS)
+        return self._table if head is None else head
+
     def head(self, hidden: mx.array) -> mx.array:
         """The raw output head, (1, n, H) to (1, n, V), without the family's own scaling and softcap."""
         head = _part(self._owner, _HEADS)
@@ -72,6 +79,17 @@ class Target:
             return logits
         tied: mx.array = self._table.as_linear(hidden)
         return tied
+
+    @property
+    def tapped_layers(self) -> tuple[int, ...]:
+        """The layers that `prepare` was given."""
+        return self._tapped
+
+    @property
+    def final_norm(self) -> nn.Module | None:
+        """The norm before the head; None where the family calls it something else."""
+        norm: nn.Module | None = _part(self._inner, _FINAL_NORMS)
+        return norm
 
     def new_cache(self) -> list[Any]:
         """Empty caches of one conversation."""

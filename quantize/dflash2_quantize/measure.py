@@ -172,7 +172,7 @@ def expected_tokens(
 def text_law(target: Target, drafter: Drafter, context: DraftContext, text: Ids) -> mx.array:
     """The drafter's probability (R,) of each token of `text` after its first, given that those before came so."""
     anchor, wanted = mx.array(list(text[:1])), mx.array(list(text[1:]))
-    if not drafter.config.is_dflash2:
+    if not drafter.config.has_selector:
         logits = drafter.logits(target, drafter.hidden(target, context, anchor, len(text)))
         return mx.take_along_axis(mx.softmax(logits, axis=-1), wanted[:, None], axis=1)[:, 0]
     lattice = drafter.lattice(target, context, anchor, len(text))

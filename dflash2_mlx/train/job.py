@@ -1,0 +1,209 @@
+"""One training from beginning to end: check, load, answer the held-out prompts, train, finish."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import pairs
+from ..chat.progress import loading
+from ..drafter import quantization
+from ..drafter.model import DraftModel
+from ..drafter.quantization import QuantSpec
+from ..errors import RequestError
+from ..pairs import Pair
+from .dataset import Dataset
+from .finishing import finish, quantize, write_run_report
+from .held_out import HeldOut, answer
+from .history import EvaluationLine, History, StepLine
+from .lanes import open_lanes
+from .loop import Trainer
+from .prepared import Prepared, prepare
+from .recipe import Recipe
+from .replay import record
+from .room import check_room
+from .row_store import GB, RowStore
+from .run_folder import RunFolder, check_same, is_run, open_run
+from .stopping import Stopper
+from .terminal import Console
+from .warm import new_model
+
+ANSWER_TOKENS = 128  # of each held-out answer
+
+
+@dataclass(frozen=True)
+class Job:
+    """What was asked for. `out` is the run's folder; with `quantize` the export is packed, too."""
+
+    recipe: Recipe
+    out: Path
+    minutes: float | None = None
+    evaluate_only: bool = False
+    quantize: QuantSpec | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended: "steps", "patience", "evaluated", or "cancelled", which may be gone on with.
+
+    That was Ctrl-C (`interrupted`) or a limit of time.
+    """
+
+    stopped: str
+    interrupted: bool = False
+
+
+def run_job(job: Job, trainer: Callable[..., Any] = Trainer) -> Ended:
+    """Do it all. Raises a DFlashError; KeyboardInterrupt outside of a step. `trainer` stands in for `loop.Trainer`."""
+    stopper = Stopper(job.minutes)
+    prepared = _checked(job)
+    with open_run(job.out, job.recipe, prepared.identity) as run:
+        pair, held_out = _loaded(prepared, run)
+        ended = Ended("evaluated")
+        if not job.evaluate_only:
+            ended = _train(prepared, run, pair, held_out, stopper, trainer)
+        if ended.stopped != "cancelled":
+            _finish(job, prepared, run, pair, held_out)
+        return ended
+
+
+def _checked(job: Job) -> Prepared:
+    """All that can be refused before weights are loaded; tells what will be needed."""
+    if job.evaluate_only and not is_run(job.out):
+        raise RequestError(f"{job.out} holds no training run: train without --evaluate-only first", param="out")
+    prepared = prepare(job.recipe)
+    if job.quantize is not None:  # raises for a group size that does not fit; nothing is computed
+        quantization.quantize(DraftModel(prepared.config), job.quantize)
+    if is_run(job.out):
+        check_same(job.out, job.recipe, prepared.identity)
+    if not job.evaluate_only:
+        needed = check_room(prepared, job.out)
+        _say(f"about {needed.total / 1e9:.1f} GB of memory, {needed.disk / 1e9:.1f} GB of disk for the target's rows")
+    if prepared.leaked:
+        _say(
+            f"{prepared.leaked} of {len(prepared.prompts)} held-out prompts are in the data: acceptance will look "
+            "better than it is; prepare the data with --exclude, or hold out others"
+        )
+    return prepared
+
+
+def _loaded(prepared: Prepared, run: RunFolder) -> tuple[Pair, list[HeldOut]]:
+    """The target, and its answers to the held-out prompts."""
+    with loading() as progress:
+        pair = pairs.load(prepared.recipe.target, None, dtype=prepared.target_dtype, progress=progress)
+    with counting("held-out answers") as count:
+        held_out = answer(
+            pair,
+            prepared.prompts,
+            ANSWER_TOKENS,
+            kept=run.held_out,
+            identity=f"{prepared.fingerprint} {pair.target.dtype}",
+            reasoning=prepared.reasoning,
+            progress=count,
+        )
+    return pair, held_out
+
+
+def _train(
+    prepared: Prepared,
+    run: RunFolder,
+    pair: Pair,
+    held_out: list[HeldOut],
+    stopper: Stopper,
+    trainer: Callable[..., Any],
+) -> Ended:
+    recipe, data = prepared.recipe, prepared.data
+    target, lanes = pair.target.tapped(prepared.config.target_layer_ids), open_lanes()
+    model, notes = new_model(prepared.config, target, recipe.start, recipe.loop.seed)
+    for note in notes:
+        _say(note)
+    shards = [data.conversations_of(shard) for shard in range(data.shards)]
+    store = RowStore(target, shards, prepared.rows, int(recipe.rows_gb * GB), lanes)
+    log = _Log(prepared, run)
+    with stopper:
+        with counting("shards of the target's rows") as count:
+            store.prepare(count, stopper)
+        training = trainer(
+            recipe,
+            target,
+            store,
+            by_frequency(data),
+            model,
+            run.path,
+            held_out=record(target, held_out, lanes),
+            lanes=lanes,
+            on_step=log.step,
+            on_evaluation=log.evaluation,
+            cancelled=stopper,
+        )
+        with log.running(training.step):
+            outcome = training.run()
+    return Ended(outcome.stopped, stopper.interrupted)
+
+
+class _Log:
+    """Where steps and evaluations go: the history, the terminal, and with each evaluation the report."""
+
+    def __init__(self, prepared: Prepared, run: RunFolder) -> None:
+        self._prepared, self._run = prepared, run
+        self._history = History.open(run.history)
+        self._console = Console(prepared.recipe.loop.steps)
+
+    @contextlib.contextmanager
+    def running(self, step: int) -> Iterator[None]:
+        """From that step on; lines after it, of steps whose state was not saved, are dropped and come anew."""
+        self._history.truncate(step)
+        self._console = Console(self._prepared.recipe.loop.steps, step, self._history.best)
+        with self._console.running():
+            yield
+
+    def step(self, line: StepLine) -> None:
+        self._history.append(line)
+        self._console.step(line)
+
+    def evaluation(self, line: EvaluationLine) -> None:
+        self._history.append(line)
+        self._console.evaluation(line)
+        write_run_report(self._prepared, self._run, self._history, {})
+
+
+def by_frequency(data: Dataset) -> NDArray[np.int64]:
+    """The vocabulary's tokens (V,), those first that the target writes most often."""
+    return np.argsort(-data.frequencies(), kind="stable")
+
+
+def _finish(job: Job, prepared: Prepared, run: RunFolder, pair: Pair, held_out: list[HeldOut]) -> None:
+    with counting("decoding with the drafter") as count:
+        line = finish(prepared, run, pair, held_out, tokens=ANSWER_TOKENS, progress=count)
+    kinds = ", ".join(f"{kind} {rate:.2f}" for kind, rate in line.by_kind.items())
+    decoded = f"{line.tokens_per_cycle:.3f} tokens per cycle with the weights of step {line.step:,} ({kinds})"
+    write_run_report(prepared, run, History.open(run.history), {"decoded": decoded})
+    _say(f"decoded: {decoded}\ndrafter: {run.drafter}\nreport: {run.report}")
+    if job.quantize:
+        _say(f"packed: {quantize(run, job.quantize)}")
+
+
+@contextlib.contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr; nothing where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, of: None
+        return
+    from rich.console import Console as RichConsole
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=RichConsole(stderr=True), transient=True) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, of: bars.update(task, completed=done, total=of)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

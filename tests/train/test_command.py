@@ -1,0 +1,360 @@
+"""The command `train`: what it checks before weights are loaded, what a run leaves, and how it stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from dflash2_mlx import cli, machine, pairs
+from dflash2_mlx.drafter.load import load_drafter
+from dflash2_mlx.errors import DFlashError
+from dflash2_mlx.pairs import TargetFacts
+from dflash2_mlx.train import checkpoint, job, room
+from dflash2_mlx.train.dataset import Dataset, describe, write_dataset
+from dflash2_mlx.train.fingerprint import fingerprint, tokenizer_fingerprint
+from dflash2_mlx.train.history import EvaluationLine, History, StepLine
+from dflash2_mlx.train.recipe_file import read_recipe
+from dflash2_mlx.train.stopping import Stopper
+from dflash2_mlx.train.tokens import Conversation, shard_path, write_shard
+from tests.tiny_checkpoints import VOCAB, write_target
+
+SHAPE = [
+    "--layers",
+    "2",
+    "--block-size",
+    "4",
+    "--window",
+    "16",
+    "--mask-token",
+    "299",
+    "--conv-group-size",
+    "4",
+    "--intermediate-size",
+    "64",
+]
+SMALL = [*SHAPE, "--selector-rank", "4", "--selector-top-k", "4", "--frequent", "0", "--steps", "6", "--warmup", "1"]
+HELD_OUT = "the stop\nin a tin\n"
+
+
+def write_data(folder: Path, target: Path, *, seed: int = 0, prompt: list[int] | None = None) -> Path:
+    """A data folder of two random conversations of a tiny target."""
+    folder.mkdir()
+    rng = np.random.default_rng(seed)
+    answers = [Conversation(rng.integers(0, 250, 24, dtype=np.int32), np.arange(24) > 7) for _ in range(2)]
+    if prompt is not None:
+        tokens = np.array([*prompt, 5, 6, 7], dtype=np.int32)
+        answers.append(Conversation(tokens, np.arange(len(tokens)) >= len(prompt)))
+    write_shard(shard_path(folder, 0), answers)
+    config = json.loads((target / "config.json").read_text())
+    facts = TargetFacts(config["hidden_size"], config["num_hidden_layers"], VOCAB)
+    dataset = Dataset(
+        folder,
+        "tiny",
+        fingerprint(target),
+        tokenizer_fingerprint(target),
+        facts.vocab_size,
+        facts.hidden_size,
+        facts.num_layers,
+        planned=len(answers),
+        complete=True,
+        parts=(describe(answers, ["chat"] * len(answers), len(answers)),),
+    )
+    write_dataset(dataset)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target, its data, and held-out prompts; the runs go elsewhere."""
+    folder = tmp_path_factory.mktemp("train")
+    write_target(folder / "target")
+    write_data(folder / "data", folder / "target")
+    (folder / "held_out.txt").write_text(HELD_OUT)
+    return folder
+
+
+@dataclass
+class Double:
+    """In place of `loop.Trainer`: counts its steps in the state, and moves no weight."""
+
+    made: list[dict[str, Any]]
+    on_begin: Callable[[], None] = lambda: None
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        recipe, _, store, order, model, folder = args
+        self.made.append({"recipe": recipe, "store": store, "order": order, "model": model, "folder": folder, **named})
+        return _Training(self, *args, **named)
+
+
+class _Training:
+    def __init__(self, double: Double, *args: Any, **named: Any) -> None:
+        self.double, self.named = double, named
+        self.recipe, *_, self.model, self.folder = args
+        state = checkpoint.load(self.folder / "state")
+        self.step = 0 if state is None else state.step
+
+    def run(self) -> Any:
+        self.double.on_begin()
+        stopped = "steps"
+        while self.step < self.recipe.loop.steps:
+            if self.named["cancelled"]():
+                stopped = "cancelled"
+                break
+            self.step += 1
+            self.named["on_step"](StepLine(self.step, 0.1, 10, 4, 3.0, 2.0, 1.0, 0.1, 1.0, [0.5], [0.9]))
+        weights: dict[str, mx.array] = tree_flatten(self.model.parameters(), destination={})  # type: ignore[assignment]
+        checkpoint.save(self.folder / "state", checkpoint.State(self.step, weights, {}))
+        if stopped == "steps":
+            checkpoint.save_weights(self.folder / "best", self.step, weights)
+            self.named["on_evaluation"](EvaluationLine(self.step, 1.5, {"other": 1.5}, [0.3, 0.2, 0.1]))
+        return type("Outcome", (), {"step": self.step, "stopped": stopped, "best": None})()
+
+
+@pytest.fixture
+def double(monkeypatch: pytest.MonkeyPatch) -> Double:
+    """The command with a double of the loop, short answers, and no load beyond what is needed."""
+    double = Double([])
+    real = job.run_job
+    monkeypatch.setattr(job, "run_job", lambda asked: real(asked, double))
+    monkeypatch.setattr(job, "ANSWER_TOKENS", 6)
+    return double
+
+
+def train(place: Path, out: Path, *more: str, data: str = "data") -> int:
+    paths = ["--model", str(place / "target"), "--data", str(place / data), "--held-out", str(place / "held_out.txt")]
+    return cli.main(["train", "--out", str(out), *paths, *SMALL, *more])
+
+
+def refused(capsys: pytest.CaptureFixture[str]) -> str:
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, "one line for the user"
+    return error
+
+
+def test_a_whole_run_leaves_a_drafter_that_loads(place: Path, tmp_path: Path, double: Double) -> None:
+    out = tmp_path / "run"
+    assert train(place, out) == 0
+    made = double.made[0]
+    assert [len(one.text.answer) for one in made["held_out"]] == [6, 6]
+    assert made["store"].kept == 1
+    assert made["store"].folder.parent == place / "data"
+    assert sorted(made["order"].tolist()) == list(range(VOCAB))
+    assert made["folder"] == out
+    drafter = load_drafter(out / "drafter")
+    assert (drafter.config.num_hidden_layers, drafter.config.block_size) == (2, 4)
+    assert "tokens per cycle" in (out / "drafter" / "README.md").read_text()
+    assert "tokens per cycle" in (out / "report.html").read_text()
+    history = History.open(out / "history.jsonl")
+    assert [line.step for line in history.steps] == [1, 2, 3, 4, 5, 6]
+    assert len((out / "held_out.jsonl").read_text().splitlines()) == 2
+
+
+def test_the_run_alone_is_enough_to_go_on(place: Path, tmp_path: Path, double: Double) -> None:
+    out = tmp_path / "run"
+    assert train(place, out) == 0
+    assert cli.main(["train", "--out", str(out), "--steps", "8"]) == 0
+    assert double.made[1]["recipe"].loop.steps == 8
+    assert double.made[1]["recipe"].shape == double.made[0]["recipe"].shape
+    assert [line.step for line in History.open(out / "history.jsonl").steps] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert read_recipe(out / "recipe.toml").loop.steps == 8
+
+
+def test_lines_after_the_state_are_made_anew(place: Path, tmp_path: Path, double: Double) -> None:
+    out = tmp_path / "run"
+    assert train(place, out) == 0
+    (out / "state" / "state.safetensors").unlink()  # killed before the first save
+    assert train(place, out) == 0
+    assert [line.step for line in History.open(out / "history.jsonl").steps] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_go_on(
+    number: signal.Signals, place: Path, tmp_path: Path, double: Double, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "my run"
+    before = signal.getsignal(number)
+    double.on_begin = lambda: os.kill(os.getpid(), number)
+    assert train(place, out) == cli.EXIT_INTERRUPTED
+    assert signal.getsignal(number) is before
+    assert f"not finished: dflash2-mlx train --out '{out}' goes on" in capsys.readouterr().err
+    assert checkpoint.load(out / "state") is not None
+    assert not (out / "drafter").exists()
+    double.on_begin = lambda: None
+    assert cli.main(["train", "--out", str(out)]) == 0
+    assert (out / "drafter").exists()
+
+
+def test_ctrl_c_before_the_run_began_leaves_nothing(
+    place: Path, tmp_path: Path, double: Double, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "_checked", interrupted)
+    assert train(place, tmp_path / "run") == cli.EXIT_INTERRUPTED
+    assert capsys.readouterr().err == ""
+
+
+def test_time_that_is_over_is_no_error(
+    place: Path, tmp_path: Path, double: Double, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(place, tmp_path / "run", "--minutes", "1e-9") == 0
+    assert "goes on" in capsys.readouterr().err
+
+
+def test_a_second_ctrl_c_interrupts_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with Stopper() as stopper:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopper()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert "stopping after this step" in capsys.readouterr().err
+
+
+def test_minutes_are_minutes() -> None:
+    now = [0.0]
+    stopper = Stopper(2, clock=lambda: now[0])
+    now[0] = 119.9
+    assert not stopper()
+    now[0] = 120.0
+    assert stopper()
+    assert not stopper.interrupted
+
+
+def test_evaluate_only_exports_the_best_weights(place: Path, tmp_path: Path, double: Double) -> None:
+    out = tmp_path / "run"
+    assert train(place, out) == 0
+    (out / "drafter" / "config.json").unlink()
+    for path in (out / "drafter").iterdir():
+        path.unlink()
+    assert cli.main(["train", "--out", str(out), "--evaluate-only", "--quantize", "w4a16:gs32"]) == 0
+    assert len(double.made) == 1, "nothing was trained"
+    assert load_drafter(out / "drafter").config.num_hidden_layers == 2
+    assert (out / "drafter-w4a16-gs32" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--layers", "0"], "layers is 0: it must be from 1 to 64"),
+        (["--minutes", "0"], "--minutes 0: give more than 0"),
+        (["--quantize", "w5"], "w5"),
+        (["--quantize", "w4a16:gs128"], "group size 128 does not divide"),
+        (["--evaluate-only"], "holds no training run"),
+        (["--recipe", "gone.toml"], "gone.toml cannot be read"),
+        (["--data", "gone"], "gone holds no training data"),
+        (["--model", "./gone"], "no folder './gone'"),
+        (["--held-out", "gone.txt"], "gone.txt cannot be read"),
+        (["--taps", "0,77"], "77"),
+    ],
+)
+def test_what_is_refused_before_the_target_is_loaded(
+    more: list[str],
+    message: str,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pairs, "load", lambda *_, **__: pytest.fail("the target was loaded"))
+    assert train(place, tmp_path / "run", *more) != 0
+    assert message in refused(capsys)
+    assert not (tmp_path / "run").exists(), "nothing was begun"
+
+
+def test_a_target_that_has_changed_is_refused(
+    place: Path, tmp_path: Path, double: Double, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_target(tmp_path / "target", seed=5)
+    assert train(place, tmp_path / "run", "--model", str(tmp_path / "target")) == cli.EXIT_ERROR
+    assert "was prepared with tiny" in refused(capsys)
+
+
+def test_another_chat_template_is_refused(
+    place: Path, tmp_path: Path, double: Double, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_target(tmp_path / "target")
+    (tmp_path / "target" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert train(place, tmp_path / "run", "--model", str(tmp_path / "target")) == cli.EXIT_ERROR
+    assert "another tokenizer or chat template" in refused(capsys)
+
+
+def test_another_recipe_in_the_same_folder_is_refused(
+    place: Path, tmp_path: Path, double: Double, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(place, tmp_path / "run") == 0
+    capsys.readouterr()
+    assert train(place, tmp_path / "run", "--layers", "1") == cli.EXIT_USAGE
+    assert "layers is 2 there and 1 here" in refused(capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "fake", "message"),
+    [
+        ("memory", lambda: machine.Memory(1, 1), "training needs about"),
+        ("disk", lambda path: type("Usage", (), {"free": 10})(), "make room"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_the_target_is_loaded(
+    name: str,
+    fake: Callable[..., Any],
+    message: str,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(pairs, "load", lambda *_, **__: pytest.fail("the target was loaded"))
+    if name == "memory":
+        monkeypatch.setattr(machine, "memory", fake)
+    else:
+        monkeypatch.setattr(room.shutil, "disk_usage", fake)
+    assert train(place, tmp_path / "run") != 0
+    assert message in refused(capsys)
+
+
+def test_held_out_prompts_in_the_data_are_told(
+    place: Path, tmp_path: Path, double: Double, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tests.tiny_tokenizer import tokenizer_wrapper
+
+    write_data(tmp_path / "leaky", place / "target", prompt=tokenizer_wrapper().encode("the stop"))
+    assert train(place, tmp_path / "run", data=str(tmp_path / "leaky")) == 0
+    assert "1 of 2 held-out prompts are in the data" in capsys.readouterr().err
+
+
+def test_a_full_disk_ends_with_one_line(
+    place: Path, tmp_path: Path, double: Double, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full() -> None:
+        raise DFlashError("state cannot be written: make room")
+
+    double.on_begin = full
+    assert train(place, tmp_path / "run") == cli.EXIT_ERROR
+    assert capsys.readouterr().err.splitlines()[-1] == "dflash2-mlx: error: state cannot be written: make room"
+
+
+def test_help_names_the_way_to_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--help"])
+    assert "dflash2-mlx train data" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(SystemExit):
+        cli.main(["train", "data", "--help"])
+    assert capsys.readouterr().out.startswith("usage: dflash2-mlx train data ")
+
+
+def test_the_commands_that_two_words_name() -> None:
+    assert cli._command(["train", "data", "--out", "x"]) == "train data"
+    assert cli._command(["train", "--out", "data"]) == "train"
+    assert cli._command([]) == ""
