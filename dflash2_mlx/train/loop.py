@@ -83,6 +83,8 @@ class Trainer:
         """Train until the last step, until nothing gets better, or until cancelled; the state is saved then."""
         loop = self.recipe.loop
         while self.step < loop.steps:
+            if loop.patience and self._since_best >= loop.patience:
+                return Outcome(self.step, self.best, "patience")
             if self._cancelled():
                 self.save()
                 return Outcome(self.step, self.best, "cancelled")
@@ -94,8 +96,6 @@ class Trainer:
                 self._evaluate()
             if evaluate or last or self.step % loop.save_every == 0:
                 self.save()
-            if loop.patience and self._since_best >= loop.patience:
-                return Outcome(self.step, self.best, "patience")
         return Outcome(self.step, self.best, "steps")
 
     def save(self) -> None:

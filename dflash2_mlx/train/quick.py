@@ -1,9 +1,9 @@
 """Softmax, log-sum-exp and SiLU for training: with a quick exponential on the CPU, mlx's own elsewhere.
 
-MLX's x86 build computes exp one number at a time: 16 ns each, where a sum takes 0.5. Here exp(x) for x <= 0 is the 256th
-power of the cubic of x/256, eight squarings in one compiled kernel: 3 ns, relative error below 3e-5 down to -8 and below
-1e-3 down to -20 (AMD EPYC, 2026-11-30). It was a third of a training step. The backward passes are written out, so that
-nothing is computed twice.
+MLX's x86 build computes exp one number at a time: 16 ns each, where a sum takes 0.5. Here exp(x) for x <= 0 is the
+256th power of the cubic of x/256, eight squarings in one compiled kernel: 3 ns, relative error below 3e-5 down to -8
+and below 1e-3 down to -20 (AMD EPYC, 2026-11-30). It was a third of a training step. The backward passes are written
+out, so that nothing is computed twice.
 """
 
 from __future__ import annotations
