@@ -145,6 +145,7 @@ def _train(
         )
         with log.running(training.step):
             outcome = training.run()
+    lanes.close()
     return Ended(outcome.stopped, stopper.interrupted)
 
 

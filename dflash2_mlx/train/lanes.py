@@ -30,6 +30,7 @@ class Lanes:
     """Streams of one device."""
 
     streams: tuple[mx.Stream, ...]
+    cores: int = 1
 
     def __len__(self) -> int:
         return len(self.streams)
@@ -42,18 +43,31 @@ class Lanes:
                 results.append(function(part))
         return results
 
+    def close(self) -> None:
+        """Give one stream all cores again, as decoding wants them."""
+        if len(self) > 1:
+            set_threads(self.cores)
+
+
+def lane_count() -> int:
+    """How many lanes `open_lanes` gives: one for each core of a CPU, at most four, and one on a GPU."""
+    return min(_cores(), 4) if mx.default_device().type == mx.DeviceType.cpu else 1
+
 
 def open_lanes(count: int | None = None) -> Lanes:
-    """`count` lanes on the default device; None: one for each core of a CPU, at most four, and one on a GPU."""
+    """`count` lanes on the default device (None: see `lane_count`), with the cores shared out among them."""
     device = mx.default_device()
     if device.type != mx.DeviceType.cpu:
         return Lanes((mx.default_stream(device),))
     _keep_memory()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(cores, 4) if count is None else count
+    count = lane_count() if count is None else count
     if count > 1:
-        set_threads(max(1, cores // count))
-    return Lanes(tuple(mx.new_stream(device) for _ in range(count)))
+        set_threads(max(1, _cores() // count))
+    return Lanes(tuple(mx.new_stream(device) for _ in range(count)), _cores())
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _keep_memory() -> None:

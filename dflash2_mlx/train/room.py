@@ -10,7 +10,7 @@ from ..errors import CheckpointError
 from ..facts import target_bytes, tensors
 from ..pairs import DEMO
 from . import memory
-from .lanes import open_lanes
+from .lanes import lane_count
 from .loop import compute_dtype
 from .prepared import Prepared
 
@@ -30,7 +30,7 @@ def check_room(prepared: Prepared, out: Path) -> memory.MemoryEstimate:
         size,
         recipe,
         tokens=prepared.data.tokens,
-        lanes=len(open_lanes()),
+        lanes=lane_count(),
         item=compute_dtype(recipe.loop.precision).size,
         target_item=4 if dtype == "float32" else 2,
     )

@@ -78,7 +78,7 @@ def _forward(target: Target, conversations: Sequence[Conversation]) -> tuple[mx.
         likely = (ids.astype(mx.int32), values.astype(mx.float32))
         joined = mx.concatenate(taps, axis=-1).astype(mx.bfloat16)
         chunks.append((joined, *(array.reshape(*part.shape, -1) for array in likely)))
-    joined, ids, values = (mx.concatenate(arrays, axis=1) for arrays in zip(*chunks, strict=True))
+    joined, ids, values = (mx.concatenate(list(arrays), axis=1) for arrays in zip(*chunks, strict=True))
     return joined, ids, values
 
 
