@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, cast
 
 from dflash2_mlx.errors import RequestError
 from dflash2_mlx.prompts.model import Prompt
@@ -40,19 +41,16 @@ def rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         with _opened(path) as file:
             for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield number, _object(line, f"{path}:{number}")
-    except UnicodeDecodeError as error:
-        raise RequestError(f"{path} is no UTF-8 text: {error.reason}", param="prompts") from None
+                content = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if content.strip():
+                    yield number, _object(content, f"{path}:{number}")
     except (OSError, EOFError) as error:  # EOFError: a packed file that was cut short
         cause = getattr(error, "strerror", None) or error
         raise RequestError(f"{path} cannot be read: {cause}", param="prompts") from None
 
 
-def _opened(path: Path) -> TextIO:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig")
-    return path.open(encoding="utf-8-sig")
+def _opened(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
 
 
 def question(row: Mapping[str, Any], columns: tuple[str, ...] = COLUMNS) -> tuple[Mapping[str, str], ...]:
@@ -67,7 +65,21 @@ def question(row: Mapping[str, Any], columns: tuple[str, ...] = COLUMNS) -> tupl
         value = value[0]
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{column} is no text, or an empty one")
+    check_text(column, value)
     return ({"role": "user", "content": value},)
+
+
+def kind(row: Mapping[str, Any]) -> str:
+    """The kind that a row tells, else OTHER. Raises ValueError where it is no short text."""
+    return _name(row, "kind", OTHER)
+
+
+def check_text(key: str, text: str) -> None:
+    """Raises ValueError for half of a surrogate pair, which JSON can write and no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{key} holds half of a character (\\ud800 to \\udfff): remove it") from None
 
 
 def check_limit(limit: int | None) -> None:
@@ -78,8 +90,8 @@ def check_limit(limit: int | None) -> None:
 
 def _prompt(row: Mapping[str, Any], number: int, path: Path) -> Prompt:
     try:
-        kind = _name(row, "kind", OTHER)
-        return Prompt(id=_name(row, "id", f"{path.stem}-{number}"), kind=kind, messages=question(row), source=path.name)
+        name = _name(row, "id", f"{path.stem}-{number}")
+        return Prompt(id=name, kind=kind(row), messages=question(row), source=path.name)
     except ValueError as error:
         raise RequestError(f"{path}:{number}: {error}", param="prompts") from None
 
@@ -95,9 +107,11 @@ def _name(row: Mapping[str, Any], key: str, otherwise: str) -> str:
     return value
 
 
-def _object(line: str, where: str) -> dict[str, Any]:
+def _object(line: bytes, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        found = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{where}: no UTF-8 text ({error.reason})", param="prompts") from None
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{where}: no JSON ({error})", param="prompts") from None
     if not isinstance(found, dict):
@@ -114,6 +128,7 @@ def _messages(value: Any) -> tuple[Mapping[str, str], ...]:
         content = message.get("content") if isinstance(message, dict) else None
         if role not in _ROLES or not isinstance(content, str):
             raise ValueError(f"each message needs a role ({', '.join(_ROLES)}) and a text as content")
+        check_text("content", content)
         found.append({"role": role, "content": content})
     if found[-1]["role"] != "user":
         raise ValueError("the last message has to be the user's")

@@ -58,6 +58,11 @@ def save(folder: Path, state: State) -> None:
     _write(_state_path(folder), arrays, said)
 
 
+def exists(folder: Path) -> bool:
+    """Whether the folder holds a state; it is not read."""
+    return _state_path(folder).exists()
+
+
 def load(folder: Path) -> State | None:
     """The state in the folder, its arrays evaluated; None where no save came to its end.
 

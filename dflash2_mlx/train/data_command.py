@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, RequestError
 from . import data_options
 
 if TYPE_CHECKING:
@@ -32,15 +32,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Raises RequestError, CheckpointError, PairError or ModelNotFound; 130 after Ctrl-C, with whole shards kept."""
-    from .data_prepare import is_enough
+    from .data_prepare import existing
     from .fingerprint import target_folder
+    from .folder_lock import held
 
     data_options.check(args)
     dataset, plan = _begun_or_planned(args)
     folder = target_folder(args.model)
-    dataset = _stored(args, dataset, plan, _identity(args.model, folder))
+    target = _identity(args.model, folder)
+    out = Path(args.out).expanduser()
+    with held(out, "another preparation"):
+        if existing(out) != dataset:
+            message = f"another preparation has written to {out} meanwhile: give the same command again"
+            raise RequestError(message, param="out")
+        return _go_on(args, _stored(args, dataset, plan, target), plan, folder)
+
+
+def _go_on(args: argparse.Namespace, dataset: Dataset, plan: Sequence[Item], folder: Path) -> int:
+    from .data_prepare import is_enough
+
     if is_enough(dataset, args.tokens) and dataset.complete:
-        print("nothing is left to do: --tokens with a larger number, or another --out, prepares more", file=sys.stderr)
+        more = "" if dataset.done >= dataset.planned else "--tokens with a larger number, or "
+        print(f"nothing is left to do: {more}another --out prepares more", file=sys.stderr)
         _summary(dataset)
         return 0
     try:

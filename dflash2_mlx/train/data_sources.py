@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -73,8 +74,7 @@ def _of_file(path: Path, read: Callable[[Mapping[str, Any], Path], Item]) -> lis
 
 
 def _chat(row: Mapping[str, Any], path: Path) -> Item:
-    kind = row.get("kind", jsonl.OTHER)
-    return Item(kind=str(kind), source=path.name, messages=_question(row))
+    return Item(kind=jsonl.kind(row), source=path.name, messages=_question(row))
 
 
 def _completion(row: Mapping[str, Any], path: Path) -> Item:
@@ -82,10 +82,13 @@ def _completion(row: Mapping[str, Any], path: Path) -> Item:
     completion = _typed(row, "completion", str)
     if not completion:
         raise ValueError("completion is empty")
+    jsonl.check_text("completion", completion)
     temperature = float(_typed(row, "temperature", (int, float), 0.0))
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature is {temperature:g}, it has to be 0 or more")
     finished = _typed(row, "finished", bool, True)
     return Item(
-        kind=str(row.get("kind", jsonl.OTHER)),
+        kind=jsonl.kind(row),
         source=path.name,
         messages=_question(row),
         completion=completion,

@@ -48,6 +48,8 @@ def _of_file(path: Path, rng: random.Random) -> Iterator[Item]:
         return
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror or error}", param="texts") from None
+    if "\0" in text:  # the same, though it can be read as UTF-8
+        return
     for first in range(0, len(text), _STRETCH):
         piece = _beginning(text[first : first + _STRETCH], rng.randint(_LEAST, _MOST), at_line=first > 0)
         if len(piece) >= _LEAST // 2:

@@ -101,7 +101,7 @@ class Dataset:
         found = read_shard(path)
         if content_digest(found) != self.parts[shard].digest:
             raise CheckpointError(
-                f"{path} is not the shard that was prepared: prepare the data again with `train data`"
+                f"{path} is not the shard that was prepared: put it back, or prepare the data anew in another --out"
             )
         return found
 
@@ -153,7 +153,9 @@ def open_dataset(folder: Path) -> Dataset:
         raise CheckpointError(f"the data in {folder} holds no conversation: prepare it again with `train data`")
     missing = [path.name for i in range(found.shards) if not (path := shard_path(folder, i)).exists()]
     if missing:
-        raise CheckpointError(f"{folder} lacks {', '.join(missing[:4])}: prepare the data again with `train data`")
+        raise CheckpointError(
+            f"{folder} lacks {', '.join(missing[:4])}: put that back, or prepare the data anew in another --out"
+        )
     return found
 
 
@@ -167,7 +169,9 @@ def read_dataset(folder: Path) -> Dataset:
         parts = tuple(Part(**part) for part in stored.pop("parts"))
         return Dataset(folder=folder, sources=tuple(stored.pop("sources")), parts=parts, **stored)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} cannot be used ({error}): prepare the data again with `train data`") from None
+        raise CheckpointError(
+            f"{path} cannot be used ({error}): put it back, or prepare the data anew in another --out"
+        ) from None
 
 
 def write_dataset(dataset: Dataset) -> None:

@@ -12,6 +12,7 @@ from ..drafter.model import DraftModel
 from ..drafter.quantization import QuantSpec
 from ..errors import RequestError
 from ..pairs import Pair
+from ..report.blocks import Report
 from ..report.files import write_report
 from . import checkpoint
 from .card import CardFacts
@@ -71,8 +72,8 @@ def finish(
     return line
 
 
-def write_run_report(prepared: Prepared, run: RunFolder, history: History, more: Mapping[str, str]) -> None:
-    """`report.html` of what the history holds by now."""
+def write_run_report(prepared: Prepared, run: RunFolder, history: History, more: Mapping[str, str]) -> Report:
+    """`report.html` of what the history holds by now; gives the report."""
     data = prepared.data
     facts = {
         **more,
@@ -80,7 +81,9 @@ def write_run_report(prepared: Prepared, run: RunFolder, history: History, more:
         "data": f"{data.conversations:,} conversations, {data.answer_tokens:,} tokens of the target's, {data.digest}",
         **machine_facts(),
     }
-    write_report(training_report(prepared.recipe, history, facts), run.report)
+    report = training_report(prepared.recipe, history, facts)
+    write_report(report, run.report)
+    return report
 
 
 def quantize(run: RunFolder, spec: QuantSpec) -> Path:

@@ -38,22 +38,22 @@ class Columns:
 
 def choose_ids(
     order: NDArray[np.int64],
-    truths: NDArray[np.int32],
+    wanted: NDArray[np.int32],
     frequent: int,
     sampled: int,
     generator: np.random.Generator,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Column ids and corrections: the first `frequent` tokens of `order` (V,), all `truths`, and others drawn.
+    """Column ids and corrections: the first `frequent` tokens of `order` (V,), all `wanted` ones, and others drawn.
 
     The drawn ones stand for all that are left out: log(left / drawn) each. The count is frequent + sampled, so that
-    shapes stay, unless the truths alone are more. `frequent` 0 is the whole vocabulary.
+    shapes stay, unless the wanted ones are more. `frequent` 0 is the whole vocabulary.
     """
     size = len(order)
     if frequent <= 0 or frequent + sampled >= size:
         return np.arange(size, dtype=np.int32), np.zeros(size, np.float32)
     is_in = np.zeros(size, np.bool_)
     is_in[order[:frequent]] = True
-    is_in[truths] = True
+    is_in[wanted] = True
     left = np.flatnonzero(~is_in)
     drawn = generator.choice(left, max(0, frequent + sampled - int(is_in.sum())), replace=False)
     ids = np.concatenate([np.flatnonzero(is_in), drawn]).astype(np.int32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 FILE = "held_out.jsonl"
 PER_KIND = 2  # of our own prompts
 _LEAST_ANSWER = 2  # tokens: a cycle starts at the first
+_AT_A_TIME = 16  # answers
+
+_Ids = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -69,24 +72,23 @@ def answer(
     reasoning: str | None = None,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[HeldOut]:
-    """The target's greedy answers of up to `tokens` tokens, decoded plainly, one prompt after the other.
+    """The target's greedy answers of up to `tokens` tokens, decoded plainly, some at a time.
 
     Answers that are in the file `kept` for the same prompt, length and target (`identity`) are taken from there, new
     ones are added to it as they come. `reasoning` is that of `train data`. A prompt whose answer is shorter than two
     tokens is left out. Raises RequestError (param held_out) where nothing is left.
     """
     known = {} if kept is None else _read(kept)
-    found = []
-    for number, prompt in enumerate(prompts):
-        progress(number, len(prompts))
-        ids = prompt_ids(pair.tokenizer, prompt.messages, reasoning)
-        key = _key(ids, tokens, identity)
-        if key not in known:
-            known[key] = _greedy(pair, ids, tokens)
-            if kept is not None:
-                _append(kept, ids, tokens, identity, known[key])
-        found.append(HeldOut(ids, prompt.kind, known[key]))
+    asked = [prompt_ids(pair.tokenizer, prompt.messages, reasoning) for prompt in prompts]
+    missing = list(dict.fromkeys(ids for ids in asked if _key(ids, tokens, identity) not in known))
+    for done, (ids, text) in enumerate(_greedy(pair, missing, tokens)):
+        progress(len(prompts) - len(missing) + done, len(prompts))
+        known[_key(ids, tokens, identity)] = text
+        if kept is not None:
+            _append(kept, ids, tokens, identity, text)
     progress(len(prompts), len(prompts))
+    texts = (known[_key(ids, tokens, identity)] for ids in asked)
+    found = [HeldOut(ids, one.kind, text) for ids, one, text in zip(asked, prompts, texts, strict=True)]
     long_enough = [one for one in found if len(one.answer) >= _LEAST_ANSWER]
     if not long_enough:
         raise _refused("the target answers every held-out prompt with an end token: give other prompts")
@@ -110,10 +112,14 @@ def prompt_ids(
     return tuple(build_prompt(ChatTemplate(tokenizer), messages, reasoning=reasoning).ids)
 
 
-def _greedy(pair: Pair, ids: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-    from ..text.stream import generate
+def _greedy(pair: Pair, prompts: Sequence[_Ids], tokens: int) -> Iterator[tuple[_Ids, _Ids]]:
+    """(prompt, answer) as the answers are finished."""
+    from .data_answers import Asked, answers
 
-    return tuple(generate(pair, ids, max_tokens=tokens, temperature=0.0, verify_mode="off", seed=0).tokens)
+    ends = pair.tokenizer.eos_token_ids if pair.tokenizer is not None else ()
+    asked = [Asked(number, list(ids)) for number, ids in enumerate(prompts)]
+    for number, text in answers(pair.target.model, asked, end_tokens=ends, max_tokens=tokens, batch=_AT_A_TIME):
+        yield prompts[number], tuple(text)
 
 
 _Key = tuple[tuple[int, ...], int, str]

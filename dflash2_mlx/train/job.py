@@ -19,7 +19,9 @@ from ..drafter.model import DraftModel
 from ..drafter.quantization import QuantSpec
 from ..errors import RequestError
 from ..pairs import Pair
+from . import checkpoint
 from .dataset import Dataset
+from .export import check_export
 from .finishing import finish, quantize, write_run_report
 from .held_out import HeldOut, answer
 from .history import EvaluationLine, History, StepLine
@@ -33,7 +35,7 @@ from .row_store import GB, RowStore
 from .run_folder import RunFolder, check_same, is_run, open_run
 from .stopping import Stopper
 from .terminal import Console
-from .warm import new_model
+from .warm import RANDOM, check_start, new_model
 
 ANSWER_TOKENS = 128  # of each held-out answer
 
@@ -83,7 +85,10 @@ def _checked(job: Job) -> Prepared:
         quantization.quantize(DraftModel(prepared.config), job.quantize)
     if is_run(job.out):
         check_same(job.out, job.recipe, prepared.identity)
+        check_export(RunFolder(job.out).drafter, replace=True)
     if not job.evaluate_only:
+        if not checkpoint.exists(RunFolder(job.out).state):
+            check_start(prepared.config, job.recipe.start)
         needed = check_room(prepared, job.out)
         _say(f"about {needed.total / 1e9:.1f} GB of memory, {needed.disk / 1e9:.1f} GB of disk for the target's rows")
     if prepared.leaked:
@@ -121,7 +126,9 @@ def _train(
 ) -> Ended:
     recipe, data = prepared.recipe, prepared.data
     target, lanes = pair.target.tapped(prepared.config.target_layer_ids), open_lanes()
-    model, notes = new_model(prepared.config, target, recipe.start, recipe.loop.seed)
+    # A state replaces whatever the start was, which may be gone by now.
+    start = RANDOM if checkpoint.exists(run.state) else recipe.start
+    model, notes = new_model(prepared.config, target, start, recipe.loop.seed)
     for note in notes:
         _say(note)
     shards = [data.conversations_of(shard) for shard in range(data.shards)]
@@ -185,7 +192,8 @@ def _finish(job: Job, prepared: Prepared, run: RunFolder, pair: Pair, held_out: 
         line = finish(prepared, run, pair, held_out, tokens=ANSWER_TOKENS, progress=count)
     kinds = ", ".join(f"{kind} {rate:.2f}" for kind, rate in line.by_kind.items())
     decoded = f"{line.tokens_per_cycle:.3f} tokens per cycle with the weights of step {line.step:,} ({kinds})"
-    write_run_report(prepared, run, History.open(run.history), {"decoded": decoded})
+    report = write_run_report(prepared, run, History.open(run.history), {"decoded": decoded})
+    Console(prepared.recipe.loop.steps).show(report)
     _say(f"decoded: {decoded}\ndrafter: {run.drafter}\nreport: {run.report}")
     if job.quantize:
         _say(f"packed: {quantize(run, job.quantize)}")

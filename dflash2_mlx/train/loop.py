@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from ..drafter.model import DraftModel
+from ..errors import CheckpointError
 from ..target.adapter import Target
 from . import checkpoint
 from .anchors import Blocks, sample_blocks
@@ -21,13 +23,13 @@ from .batches import conversations_of, micro_batches, step_generator
 from .head import Columns, choose_ids, head_columns
 from .history import EvaluationLine, StepLine
 from .lanes import Lanes
-from .loss import LossParts
+from .loss import BlockBatch, LossParts
 from .recipe import Recipe
 from .replay import Recorded, replay
 from .row_store import RowStore
 from .rows import Rows
 from .schedule import learning_rate
-from .step import gradients, make_batch, position_weights
+from .step import gradients, make_batch, position_weights, wanted_tokens
 from .tokens import Conversation
 
 # Adam's second moment reaches back 20 steps at 0.95: runs here have hundreds of steps, not millions.
@@ -80,7 +82,11 @@ class Trainer:
         self._restore()
 
     def run(self) -> Outcome:
-        """Train until the last step, until nothing gets better, or until cancelled; the state is saved then."""
+        """Train until the last step, until nothing gets better, or until cancelled; the state is saved then.
+
+        Raises CheckpointError where a state cannot be written, and for a gradient that is not finite: before it reaches
+        the weights, so that the state saved last is a good one.
+        """
         loop = self.recipe.loop
         while self.step < loop.steps:
             if loop.patience and self._since_best >= loop.patience:
@@ -146,7 +152,7 @@ class Trainer:
         ]
         mx.eval(batches)
         rate = self._rate(self.step)
-        parts, norm = self._update(batches, self._columns(blocks, generator), rate)
+        parts, norm = self._update(batches, self._columns(batches, generator), rate)
         self.step += 1
         return step_line(
             self.step,
@@ -169,11 +175,17 @@ class Trainer:
             dtype=self._dtype,
             checkpointing=loop.checkpointing,
         )
-        gradient, norm = optim.clip_grad_norm(gradient, loop.clip)
+        gradient, size = optim.clip_grad_norm(gradient, loop.clip)
+        norm = _number(size)
+        if not math.isfinite(norm):
+            raise CheckpointError(
+                f"step {self.step + 1}: the gradient is not finite (loss {_number(parts.loss):.3g}). "
+                "What was saved last is kept; train with a lower --learning-rate in another --out"
+            )
         self._optimizer.learning_rate = rate
         self._optimizer.update(self.model, gradient)
-        mx.eval(self.model.parameters(), self._optimizer.state, norm)
-        return parts, _number(norm)
+        mx.eval(self.model.parameters(), self._optimizer.state)
+        return parts, norm
 
     def _conversations(self, generator: np.random.Generator) -> tuple[list[Conversation], list[Rows]]:
         """Those of this step with their rows, cut to a stretch where they are too long."""
@@ -184,11 +196,11 @@ class Trainer:
         cut = [stretch(one, rows, loop.max_tokens, generator) for one, rows in pairs]
         return [one for one, _ in cut], [rows for _, rows in cut]
 
-    def _columns(self, blocks: Sequence[Blocks], generator: np.random.Generator) -> Columns:
+    def _columns(self, batches: Sequence[BlockBatch], generator: np.random.Generator) -> Columns:
         loss = self.recipe.loss
         whole = self.step >= self.recipe.loop.steps - loss.full_steps
-        truths = np.unique(np.concatenate([one.truth[:, :, 1:][one.learnt] for one in blocks]))
-        ids, correction = choose_ids(self.order, truths, 0 if whole else loss.frequent, loss.sampled, generator)
+        wanted = np.unique(np.concatenate([wanted_tokens(batch) for batch in batches]))
+        ids, correction = choose_ids(self.order, wanted, 0 if whole else loss.frequent, loss.sampled, generator)
         return head_columns(self.target, ids, correction, self._dtype)
 
     def _evaluate(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..target.adapter import Target
+from .folder_lock import waited_for
 from .lanes import Lanes
 from .rows import Rows, compute_rows, read_rows, rows_path, write_rows
 from .tokens import Conversation
@@ -43,11 +44,15 @@ class RowStore:
     ) -> None:
         """Compute and keep the rows of every shard, in order, until the limit.
 
-        Raises CheckpointError on a full disk: what is kept so far stays.
+        Another training on the same data may be at it: this one waits, and takes what is there then. Raises
+        CheckpointError on a full disk: what is kept so far stays.
         """
-        if self.limit <= 0:
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.limit > 0:
+            with waited_for(self.folder, cancelled):
+                self._fill(progress, cancelled)
+
+    def _fill(self, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:
+        self._kept = {i for i in range(len(self.shards)) if rows_path(self.folder, i).exists()}
         used = sum(path.stat().st_size for path in self.folder.glob("rows-*.safetensors"))
         for number, shard in enumerate(self.shards):
             if cancelled():

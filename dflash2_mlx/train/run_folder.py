@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 from ..errors import CheckpointError, RequestError
 from ..report.whole import write_whole
+from .folder_lock import held
 from .recipe import Recipe
 from .recipe_fields import FIELDS, Part
 from .recipe_file import from_values, shown, write_recipe
@@ -35,7 +34,7 @@ MAY_CHANGE: frozenset[tuple[Part, str]] = frozenset(
         ("loop", "checkpointing"),
     }
 )
-_LOCK, _RUN = ".lock", "run.json"
+_RUN = "run.json"
 
 
 @dataclass(frozen=True)
@@ -115,13 +114,7 @@ def open_run(folder: Path, recipe: Recipe, identity: Mapping[str, str]) -> Itera
     had another recipe or another identity; CheckpointError for one that cannot be written.
     """
     check_folder(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise _unusable(folder, error) from None
-    try:
-        _lock(descriptor, folder)
+    with held(folder, "another training"):
         check_folder(folder)  # again: another process may have been quicker
         begun = is_run(folder)
         if begun:
@@ -129,8 +122,6 @@ def open_run(folder: Path, recipe: Recipe, identity: Mapping[str, str]) -> Itera
         run = RunFolder(folder, begun)
         _write_run(run, recipe, identity)
         yield run
-    finally:
-        os.close(descriptor)
 
 
 def check_same(folder: Path, recipe: Recipe, identity: Mapping[str, str]) -> None:
@@ -158,23 +149,6 @@ def check_same(folder: Path, recipe: Recipe, identity: Mapping[str, str]) -> Non
             "Give what it began with, or another --out",
             param="out",
         )
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    """The system lets go of the lock when its process ends, however it ends: none is ever stale."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
-        raise RequestError(
-            f"another training (process {holder}) writes to {folder}: wait for its end, or give another --out",
-            param="out",
-        ) from None
-    except OSError as error:
-        raise _unusable(folder, error) from None
-    with contextlib.suppress(OSError):  # only told to others; a full disk shows where it matters
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
 
 
 def _write_run(run: RunFolder, recipe: Recipe, identity: Mapping[str, str]) -> None:

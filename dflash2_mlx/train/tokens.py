@@ -61,7 +61,9 @@ def read_shard(path: Path) -> list[Conversation]:
         if len(ends) == 0 or not len(parts["tokens"]) == len(parts["mask"]) == ends[-1]:
             raise ValueError("its lengths do not fit its tokens")
     except (RuntimeError, ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is no token shard ({error}): remove it and prepare the data again") from None
+        raise CheckpointError(
+            f"{path} is no token shard ({error}): put it back, or prepare the data anew in another --out"
+        ) from None
     cut = zip(np.split(parts["tokens"], ends[:-1]), np.split(parts["mask"], ends[:-1]), strict=True)
     return [
         Conversation(tokens, mask.astype(np.bool_), float(temperature))

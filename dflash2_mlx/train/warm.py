@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
@@ -189,17 +191,28 @@ def _selector(config: DrafterConfig, target: Target, hidden: mx.array, key: mx.a
     }
 
 
-def _from_drafter(config: DrafterConfig, start: str) -> DraftModel:
+def check_start(config: DrafterConfig, start: str) -> None:
+    """Raises what `new_model` would for a drafter to go on from, by its config alone."""
+    if start not in (WARM, RANDOM):
+        _drafter_of(config, start)
+
+
+def _drafter_of(config: DrafterConfig, start: str) -> tuple[Path, dict[str, Any]]:
+    """The folder and the config.json of the drafter to go on from."""
     folder = drafter_path() if start == DEMO else hub.resolve(start)
     raw = read_config(folder)
-    other = parse_config(raw)
-    fields = differences(config, other)
+    fields = differences(config, parse_config(raw))
     if fields:
         raise RequestError(
             f"{start} cannot be gone on from, its config is another (this run's and its own): {'; '.join(fields)}. "
             "Give its shape to this run, or start warm",
             param="start",
         )
+    return folder, raw
+
+
+def _from_drafter(config: DrafterConfig, start: str) -> DraftModel:
+    folder, raw = _drafter_of(config, start)
     model, _ = checked_model(folder, raw, config)
     dequantize_model(model)
     model.set_dtype(mx.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -141,9 +142,12 @@ def refused(capsys: pytest.CaptureFixture[str]) -> str:
     return error
 
 
-def test_a_whole_run_leaves_a_drafter_that_loads(place: Path, tmp_path: Path, double: Double) -> None:
+def test_a_whole_run_leaves_a_drafter_that_loads(
+    place: Path, tmp_path: Path, double: Double, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     assert train(place, out) == 0
+    assert "Loss over steps" in capsys.readouterr().out
     made = double.made[0]
     assert [len(one.text.answer) for one in made["held_out"]] == [6, 6]
     assert made["store"].kept == 1
@@ -256,6 +260,8 @@ def test_evaluate_only_exports_the_best_weights(place: Path, tmp_path: Path, dou
         (["--model", "./gone"], "no folder './gone'"),
         (["--held-out", "gone.txt"], "gone.txt cannot be read"),
         (["--taps", "0,77"], "77"),
+        (["--start", "./gone"], "no folder './gone'"),
+        (["--start", "demo"], "demo cannot be gone on from, its config is another"),
     ],
 )
 def test_what_is_refused_before_the_target_is_loaded(
@@ -271,6 +277,29 @@ def test_what_is_refused_before_the_target_is_loaded(
     assert train(place, tmp_path / "run", *more) != 0
     assert message in refused(capsys)
     assert not (tmp_path / "run").exists(), "nothing was begun"
+
+
+def test_a_drafter_that_was_gone_on_from_is_needed_once(place: Path, tmp_path: Path, double: Double) -> None:
+    assert train(place, tmp_path / "first") == 0
+    shutil.move(tmp_path / "first" / "drafter", tmp_path / "start")
+    start = ["--start", str(tmp_path / "start")]
+    assert train(place, tmp_path / "run", *start) == 0
+    begun = load_drafter(tmp_path / "start").model.fc.weight
+    assert mx.allclose(double.made[1]["model"].fc.weight, begun.astype(mx.float32))
+    shutil.rmtree(tmp_path / "start")
+    assert train(place, tmp_path / "run", *start, "--steps", "8") == 0
+
+
+def test_a_file_beside_the_drafter_is_told_before_hours_of_training(
+    place: Path, tmp_path: Path, double: Double, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(place, tmp_path / "run") == 0
+    (tmp_path / "run" / "drafter" / "notes.txt").write_text("mine")
+    capsys.readouterr()
+    monkeypatch.setattr(pairs, "load", lambda *_, **__: pytest.fail("the target was loaded"))
+    assert train(place, tmp_path / "run", "--steps", "8") == cli.EXIT_USAGE
+    assert "holds something else than a trained drafter" in refused(capsys)
+    assert (tmp_path / "run" / "drafter" / "notes.txt").read_text() == "mine"
 
 
 def test_a_target_that_has_changed_is_refused(

@@ -202,3 +202,40 @@ def test_the_plan_is_decided_by_the_seed_and_kept(tmp_path: Path) -> None:
     assert len(greedy) == 20
     write_plan(tmp_path, plan)
     assert read_plan(tmp_path) == plan
+
+
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [
+        ('{"prompt": "half \\ud83d"}', "half of a character"),
+        ('{"messages": [{"role": "user", "content": "\\udc00"}]}', "half of a character"),
+        ('{"prompt": "p", "kind": ["a"]}', "kind is to be"),
+    ],
+)
+def test_what_no_tokenizer_or_table_takes_is_refused_by_line(tmp_path: Path, row: str, cause: str) -> None:
+    path = lines(tmp_path / "chat.jsonl", {"prompt": "a"}, row)
+    with pytest.raises(RequestError, match=f"chat.jsonl:2: .*{cause}"):
+        gather(Sources(prompts=(path,)), 0)
+
+
+@pytest.mark.parametrize("temperature", ["NaN", "Infinity", "-1"])
+def test_an_answer_at_no_temperature_is_refused(tmp_path: Path, temperature: str) -> None:
+    path = lines(tmp_path / "done.jsonl", f'{{"prompt": "a", "completion": "b", "temperature": {temperature}}}')
+    with pytest.raises(RequestError, match=r"done.jsonl:1: temperature is"):
+        gather(Sources(completions=(path,)), 0)
+
+
+@pytest.mark.parametrize("name", ["chat.jsonl", "chat.jsonl.gz"])
+def test_a_line_that_is_no_utf8_is_told_by_its_number(tmp_path: Path, name: str) -> None:
+    content = b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "caf\xe9"}\r\n'
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(RequestError, match=rf"{name}:3: no UTF-8"):
+        gather(Sources(prompts=(path,)), 0)
+
+
+def test_binary_files_with_the_names_of_texts_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("the stop in a tin " * 40)
+    (tmp_path / "zeros.txt").write_bytes(b"word \0" * 2000)
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe" * 2000)
+    assert {item.source for item in gather(Sources(texts=(tmp_path,)), 0)} == {"words.txt"}

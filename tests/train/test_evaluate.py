@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,9 +89,9 @@ def test_kept_answers_are_not_made_again(plain: Pair, tmp_path: Path, monkeypatc
     path, made = tmp_path / "held_out.jsonl", []
     greedy = held_out._greedy
 
-    def counted(pair: Pair, ids: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-        made.append(tokens)
-        return greedy(pair, ids, tokens)
+    def counted(pair: Pair, prompts: list[tuple[int, ...]], tokens: int) -> Any:
+        made.extend([tokens] * len(prompts))
+        return greedy(pair, prompts, tokens)
 
     monkeypatch.setattr(held_out, "_greedy", counted)
     first = answer(plain, PROMPTS[:2], 8, kept=path, identity="a")

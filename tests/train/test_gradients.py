@@ -10,9 +10,10 @@ import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
 from dflash2_mlx.train import quick
+from dflash2_mlx.train.lanes import open_lanes
 from dflash2_mlx.train.loss import BlockBatch, block_loss
 from dflash2_mlx.train.recipe import Loss
-from dflash2_mlx.train.step import gradients
+from dflash2_mlx.train.step import _computed, gradients
 from tests.tiny_families import VOCAB
 from tests.train.training import Subject, batch_of, subject, whole_columns
 
@@ -140,6 +141,44 @@ def test_the_quick_functions_are_those_of_mlx(ours: Any, theirs: Any) -> None:
     (a, da), (b, db) = (mx.value_and_grad(lambda x, f=f: (f(x) * weights).sum())(x) for f in (ours, theirs))
     assert np.isclose(a.item(), b.item(), rtol=1e-4)
     assert mx.abs(da - db).max().item() < 3e-4
+
+
+@pytest.mark.parametrize("quickly", [True, False], ids=["on a CPU", "elsewhere"])
+def test_bfloat16_is_computed_in_float32_and_rounded_once(monkeypatch: pytest.MonkeyPatch, quickly: bool) -> None:
+    monkeypatch.setattr(quick, "_use_quick", lambda: quickly)
+    x = (mx.random.normal((7, 333), key=mx.random.key(0)) * 3).astype(mx.bfloat16)
+    exact = x.astype(mx.float32)
+    for ours, theirs in (
+        (quick.softmax(x), mx.softmax(exact, axis=-1)),
+        (quick.swiglu(x, x), exact * mx.sigmoid(exact) * exact),
+    ):
+        assert ours.dtype == mx.bfloat16
+        assert (mx.abs(ours.astype(mx.float32) - theirs) <= 0.02 * mx.abs(theirs) + 1e-6).all()
+
+
+def test_a_token_that_is_looked_up_often_gets_its_whole_gradient_in_bfloat16() -> None:
+    places = mx.zeros((1000,), mx.int32)
+
+    def total(table: mx.array) -> mx.array:
+        rows: mx.array = _computed("candidate_selector.successor_codebook.weight", table, mx.bfloat16)[places]
+        return rows.astype(mx.float32).sum()
+
+    assert mx.grad(total)(mx.zeros((2, 3)))[0].tolist() == [1000.0] * 3
+    assert _computed("fc.weight", mx.zeros((2, 3)), mx.bfloat16).dtype == mx.bfloat16
+
+
+def test_more_micro_batches_take_no_more_memory() -> None:
+    one = subject(selector_rank=2048, selector_top_k=4)
+    batch, _ = batch_of(one, 2)
+    columns, lanes = whole_columns(one.target), open_lanes(1)
+    size = sum(array.nbytes for _, array in tree_flatten(one.drafter.parameters()))
+    peaks = []
+    for count in (2, 4):
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        gradients(one.drafter, one.target, [batch] * count, columns, RECIPE, lanes)
+        peaks.append((mx.get_peak_memory() - before) / size)
+    assert peaks[1] < peaks[0] + 0.2
 
 
 def test_the_quick_exponential_keeps_its_promise() -> None:

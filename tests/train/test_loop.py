@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from dflash2_mlx.errors import CheckpointError
 from dflash2_mlx.train import checkpoint
 from dflash2_mlx.train.batches import conversations_of, micro_batches
 from dflash2_mlx.train.held_out import HeldOut
@@ -109,6 +110,23 @@ def test_a_kill_between_saves_costs_the_steps_since_the_last_one_only(tmp_path: 
     again.go()
     for name, array in whole.weights.items():
         assert mx.array_equal(array, again.weights[name]), name
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_before_it_spoils_the_weights(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    given = run.trainer.store.rows
+
+    def rows(places: Sequence[tuple[int, int]]) -> list[Rows]:
+        found = given(places)
+        return found if run.trainer.step < 3 else [replace(one, taps=one.taps * float("nan")) for one in found]
+
+    run.trainer.store.rows = rows  # type: ignore[method-assign]
+    with pytest.raises(CheckpointError, match=r"step 4: .*not finite.*--learning-rate"):
+        run.go()
+    assert all(mx.isfinite(array).all() for array in run.weights.values())
+    state = checkpoint.load(tmp_path / "state")
+    assert state is not None
+    assert state.step == 2
 
 
 def test_another_seed_is_another_run(tmp_path: Path) -> None:

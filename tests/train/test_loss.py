@@ -12,6 +12,7 @@ from dflash2_mlx.train.head import ABSENT, choose_ids, head_columns
 from dflash2_mlx.train.loss import LossParts, block_loss
 from dflash2_mlx.train.packed import embedded_rows, packed_hidden
 from dflash2_mlx.train.recipe import Loss
+from dflash2_mlx.train.step import wanted_tokens
 from tests.train.training import Subject, batch_of, subject, whole_columns
 
 WHOLE = Loss(frequent=0, sampled=0, distill=0.0, selector=1.0)
@@ -165,3 +166,16 @@ def test_columns_of_a_packed_head_are_unpacked() -> None:
     hidden = mx.random.normal((4, one.target.hidden_size), key=mx.random.key(1))
     columns = head_columns(one.target, np.array([9, 2], np.int32), np.zeros(2, np.float32), mx.float32)
     assert mx.allclose(columns.logits(hidden), one.target.head(hidden[None])[0][:, mx.array([9, 2])], atol=1e-3)
+
+
+def test_what_the_target_finds_likely_has_a_column_where_it_is_learnt() -> None:
+    one = subject()
+    batch, blocks = batch_of(one)
+    found = set(wanted_tokens(batch).tolist())
+    law = np.exp(log_softmax(np.array(batch.logits, np.float64)))
+    ids = np.array(batch.ids)
+    learnt = np.array(batch.weights) > 0
+    assert found >= set(blocks.truth[:, :, 1:][learnt].tolist())
+    assert found >= set(ids[learnt][law[learnt] > 0.02].tolist())
+    nothing = wanted_tokens(batch._replace(weights=mx.zeros_like(batch.weights)))
+    assert nothing.tolist() == []
