@@ -30,8 +30,9 @@ class Blocks:
 
 
 def possible_anchors(conversation: Conversation) -> NDArray[np.int64]:
-    """Positions that an anchor can have: something lies before it, and the target wrote what follows it."""
-    return np.flatnonzero(conversation.mask[2:]) + 1
+    """Positions that an anchor can have: something lies before it, and the target wrote it and what follows it."""
+    both = conversation.mask[1:-1] & conversation.mask[2:]
+    return np.flatnonzero(both) + 1
 
 
 def sample_blocks(

@@ -11,9 +11,7 @@ from ..errors import CheckpointError, DFlashError, PairError, RequestError
 from ..pairs import TargetFacts
 from .data_plan import Item, write_plan
 from .dataset import FILE, PLAN, Dataset, check_target, describe, read_dataset, write_dataset
-from .tokens import Conversation, shard_path, write_shard
-
-SHARD = 64  # conversations
+from .tokens import SHARD, Conversation, shard_path, write_shard
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,8 @@ def _train(
         with log.running(training.step):
             outcome = training.run()
     lanes.close()
-    return Ended(outcome.stopped, stopper.interrupted)
+    # Asked to stop in the last step it stops, too: what comes after takes its time.
+    return Ended("cancelled" if stopper.interrupted else outcome.stopped, stopper.interrupted)
 
 
 class _Log:

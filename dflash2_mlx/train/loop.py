@@ -235,12 +235,14 @@ def stretch(
 
 
 def joined(blocks: Sequence[Blocks]) -> Blocks:
-    """Blocks of some conversations as one, padded to the longest."""
+    """Blocks of some conversations as one, padded to the longest, in steps so that shapes change seldom."""
     longest = max(one.tokens.shape[1] for one in blocks)
+    longest += -longest % _LENGTHS
     padded = [np.pad(one.tokens, ((0, 0), (0, longest - one.tokens.shape[1]))) for one in blocks]
     return Blocks(np.concatenate(padded), *(np.concatenate([getattr(one, name) for one in blocks]) for name in _REST))
 
 
+_LENGTHS = 32
 _REST = ("anchors", "truth", "learnt")
 
 

@@ -30,6 +30,7 @@ def check_room(prepared: Prepared, out: Path) -> memory.MemoryEstimate:
         size,
         recipe,
         tokens=prepared.data.tokens,
+        mean_length=prepared.data.tokens // max(1, prepared.data.conversations),
         lanes=lane_count(),
         item=compute_dtype(recipe.loop.precision).size,
         target_item=4 if dtype == "float32" else 2,

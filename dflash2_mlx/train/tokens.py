@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import CheckpointError
 
+SHARD = 64  # conversations of one
 SHARD_FILES = "tokens-*.safetensors"
 _KEYS = {"tokens", "mask", "lengths", "temperatures"}
 

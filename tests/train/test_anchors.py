@@ -15,11 +15,12 @@ def conversation(mask: list[int]) -> Conversation:
     return Conversation(np.arange(100, 100 + len(mask), dtype=np.int32), np.array(mask, np.bool_))
 
 
-def test_an_anchor_has_something_before_it_and_is_followed_by_what_the_target_wrote() -> None:
-    assert possible_anchors(conversation([0, 0, 0, 1, 1, 1])).tolist() == [2, 3, 4]
+def test_an_anchor_is_the_targets_own_as_in_decoding_with_something_before_it_and_after_it() -> None:
+    assert possible_anchors(conversation([0, 0, 0, 1, 1, 1])).tolist() == [3, 4]
     assert possible_anchors(conversation([1, 1, 1, 1])).tolist() == [1, 2]
-    assert possible_anchors(conversation([0, 1, 0, 1])).tolist() == [2]
+    assert possible_anchors(conversation([0, 1, 0, 1])).tolist() == []
     assert possible_anchors(conversation([0, 0, 0])).tolist() == []
+    assert possible_anchors(conversation([1])).tolist() == []
 
 
 def test_a_row_is_learnt_while_all_before_it_are_the_targets_own() -> None:

@@ -29,20 +29,8 @@ from dflash2_mlx.train.stopping import Stopper
 from dflash2_mlx.train.tokens import Conversation, shard_path, write_shard
 from tests.tiny_checkpoints import VOCAB, write_target
 
-SHAPE = [
-    "--layers",
-    "2",
-    "--block-size",
-    "4",
-    "--window",
-    "16",
-    "--mask-token",
-    "299",
-    "--conv-group-size",
-    "4",
-    "--intermediate-size",
-    "64",
-]
+SHAPE = ["--layers", "2", "--block-size", "4", "--window", "16"]
+SHAPE += ["--mask-token", "299", "--conv-group-size", "4", "--intermediate-size", "64"]
 SMALL = [*SHAPE, "--selector-rank", "4", "--selector-top-k", "4", "--frequent", "0", "--steps", "6", "--warmup", "1"]
 HELD_OUT = "the stop\nin a tin\n"
 
@@ -196,6 +184,23 @@ def test_a_signal_saves_and_says_how_to_go_on(
     double.on_begin = lambda: None
     assert cli.main(["train", "--out", str(out)]) == 0
     assert (out / "drafter").exists()
+
+
+def test_ctrl_c_in_the_last_step_does_not_decode_for_minutes(
+    place: Path, tmp_path: Path, double: Double, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = checkpoint.save_weights
+
+    def interrupted(*args: Any) -> None:  # the last thing of a run
+        os.kill(os.getpid(), signal.SIGINT)
+        real(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "save_weights", interrupted)
+        assert train(place, tmp_path / "run") == cli.EXIT_INTERRUPTED
+    assert not (tmp_path / "run" / "drafter").exists()
+    assert cli.main(["train", "--out", str(tmp_path / "run")]) == 0
+    assert (tmp_path / "run" / "drafter").exists()
 
 
 def test_ctrl_c_before_the_run_began_leaves_nothing(
