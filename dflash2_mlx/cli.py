@@ -63,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Python flushes stdout once more when it exits: give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
+    except (ImportError, SystemError) as error:
+        if _was_interrupted(error):
+            return EXIT_INTERRUPTED
+        raise
 
 
 def top_parser() -> argparse.ArgumentParser:
@@ -126,6 +130,14 @@ def _fail(error: DFlashError) -> int:
     message = " ".join(str(error).split())
     print(f"{PROGRAM}: error: {message}", file=sys.stderr)
     return EXIT_USAGE if isinstance(error, RequestError) else EXIT_ERROR
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether Ctrl-C is behind it: a library that it meets while it is imported may raise an error of its own."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, KeyboardInterrupt):
+        seen = seen.__cause__ or seen.__context__
+    return seen is not None
 
 
 def _print_anything() -> None:

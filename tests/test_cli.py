@@ -104,6 +104,32 @@ def test_exit_codes(
     assert "Traceback" not in message
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_ctrl_c_while_a_library_is_imported(
+    wrapped: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            if wrapped:  # as extension modules do
+                raise ImportError(f"{name}: initialization failed") from error
+            raise
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    assert cli.main(["generate", "hello"]) == cli.EXIT_INTERRUPTED
+    assert capsys.readouterr().err == ""
+
+
+def test_a_library_that_is_missing_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(cli.importlib, "import_module", missing)
+    with pytest.raises(ImportError):
+        cli.main(["generate", "hello"])
+
+
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(args: Namespace) -> int:
         raise ZeroDivisionError

@@ -13,6 +13,7 @@ from ..drafter.config import DrafterConfig
 from ..pairs import DEMO
 from .history import EvaluationLine
 from .recipe import Recipe
+from .wording import several
 
 _CACHED = "models--"  # how the folders of models in the Hub's cache begin
 RECIPE_FILE = "recipe.toml"
@@ -49,7 +50,8 @@ def card(name: str, config: DrafterConfig, facts: CardFacts, size: int) -> str:
         _front_matter(facts.recipe.target),
         f"# {name}",
         about,
-        f"```\ndflash2-mlx chat --model {target} --draft {name}\n```",
+        f"```\ndflash2-mlx chat --model {target} --draft OWNER/NAME\n```",
+        "OWNER/NAME is this drafter's id on the Hub, or the path of its folder.",
         _table(("", ""), _shape(config, size)),
         "## Training",
         _training(facts, target),
@@ -125,7 +127,7 @@ def _acceptance(config: DrafterConfig, facts: CardFacts) -> str:
     if line is None:
         return "Not measured."
     rows = [("all", f"{line.tokens_per_cycle:.3f}")]
-    rows += [(kind, f"{rate:.3f}") for kind, rate in line.by_kind.items()]
+    rows += [(kind, f"{rate:.3f}") for kind, rate in several(line.by_kind).items()]
     stands = [(str(i), f"{share:.3f}") for i, share in enumerate(line.accepted_by_position, start=1)]
     how = (
         f"Greedy decoding in blocks of {config.block_size} after step {line.step:,}: {facts.prompts} held-out prompts, "

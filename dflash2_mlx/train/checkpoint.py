@@ -63,13 +63,22 @@ def exists(folder: Path) -> bool:
     return _state_path(folder).exists()
 
 
+def steps_done(folder: Path) -> int | None:
+    """After how many steps the state in the folder was saved; None without one. The arrays are not read.
+
+    Raises CheckpointError as `load` does.
+    """
+    found = _read(_state_path(folder), _begin_anew(folder), arrays_too=False)
+    return None if found is None else _step_of(found[1], _state_path(folder), _begin_anew(folder))
+
+
 def load(folder: Path) -> State | None:
     """The state in the folder, its arrays evaluated; None where no save came to its end.
 
     Raises CheckpointError for a file that is damaged or was written in another version's layout.
     """
     path = _state_path(folder)
-    remedy = f"remove {folder} to begin this run anew, or give another --out"
+    remedy = _begin_anew(folder)
     found = _read(path, remedy)
     if found is None:
         return None
@@ -101,6 +110,17 @@ def load_weights(folder: Path) -> Weights | None:
         raise CheckpointError(f"{path} holds no weights of a training run ({error!r}): {remedy}") from None
 
 
+def _begin_anew(folder: Path) -> str:
+    return f"remove {folder} to begin this run anew, or give another --out"
+
+
+def _step_of(said: Mapping[str, Any], path: Path, remedy: str) -> int:
+    try:
+        return int(said["step"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is no state of a training run ({error!r}): {remedy}") from None
+
+
 def _state_path(folder: Path) -> Path:
     return folder / "state.safetensors"
 
@@ -117,14 +137,15 @@ def _write(path: Path, arrays: dict[str, mx.array], said: Mapping[str, Any]) -> 
     write_arrays(path, arrays, {"version": VERSION, "state": json.dumps(said)})
 
 
-def _read(path: Path, remedy: str) -> tuple[dict[str, mx.array], dict[str, Any]] | None:
-    """The arrays by name, and what is said beside them."""
+def _read(path: Path, remedy: str, *, arrays_too: bool = True) -> tuple[dict[str, mx.array], dict[str, Any]] | None:
+    """The arrays by name, and what is said beside them. Unless `arrays_too`, the arrays must not be used."""
     if not path.exists():
         return None
     try:
         loaded: Any = mx.load(str(path), return_metadata=True)
         arrays, metadata = loaded
-        mx.eval(arrays)  # the file may be replaced from now on
+        if arrays_too:
+            mx.eval(arrays)  # the file may be replaced from now on
         version = metadata.get("version")
         if version != VERSION:
             raise CheckpointError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import CheckpointError, RequestError
 from . import data_options
+from .wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -169,8 +170,9 @@ def _tell_how_to_go_on(args: argparse.Namespace) -> None:
     found = read_dataset(Path(args.out).expanduser())
     command = f"dflash2-mlx train data {shlex.join(_given(sys.argv[1:]))}"
     print(
-        f"stopped: {found.shards} shards with {found.answer_tokens:,} answer tokens are done ({found.done} of "
-        f"{found.planned} planned). To go on:\n  {command}\nTo train on what is there, add --tokens 1.",
+        f"stopped: done are {counted(found.shards, 'shard')} with {found.answer_tokens:,} answer tokens "
+        f"({found.done} of {found.planned} planned). To go on:\n  {command}\n"
+        "To train on what is there, add --tokens 1.",
         file=sys.stderr,
     )
 
@@ -185,7 +187,8 @@ def _summary(dataset: Dataset) -> None:
     kinds = ", ".join(f"{kind} {count}" for kind, count in dataset.kinds.items())
     left_out = dataset.done - dataset.conversations
     print(
-        f"{dataset.folder}: {dataset.conversations} conversations in {dataset.shards} shards, digest {dataset.digest}"
+        f"{dataset.folder}: {counted(dataset.conversations, 'conversation')} in {counted(dataset.shards, 'shard')}, "
+        f"digest {dataset.digest}"
     )
     print(f"  {dataset.tokens:,} tokens, {dataset.answer_tokens:,} of them written by {dataset.target}")
     print(f"  kinds: {kinds}" + (f"; {left_out} left out (too long or too short)" if left_out else ""))

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from .data_prepare import Progress
+from .figures import duration
 
 
 @dataclass
@@ -84,5 +85,4 @@ def _left(meter: Meter, share: float) -> str:
     seconds = meter.seconds_left(share)
     if seconds is None:
         return "time left unknown"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60}:{minutes % 60:02d} h left" if minutes >= 60 else f"{minutes} min left"
+    return f"{duration(seconds)} left"

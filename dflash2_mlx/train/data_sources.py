@@ -99,6 +99,8 @@ def _completion(row: Mapping[str, Any], path: Path) -> Item:
 
 def _typed(row: Mapping[str, Any], key: str, kind: Any, otherwise: Any = None) -> Any:
     value = row.get(key, otherwise)
+    if value is None:
+        raise ValueError(f"{key} is missing")
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ValueError(f"{key} is {value!r}, which it may not be")
     return value

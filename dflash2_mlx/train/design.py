@@ -11,6 +11,7 @@ from ..facts import context_length, text_config
 from ..pairs import TargetFacts
 from .mask_token import choose_mask_token
 from .recipe import Shape
+from .wording import counted
 
 _TAPS = 5  # as every published drafter has
 _CONV_KERNEL = 2  # rows that a convolution sees, as in the published drafters
@@ -149,7 +150,8 @@ def _check(shape: Shape, facts: TargetFacts) -> None:
         if value is not None and value < low:
             raise _refusal(name, f"{value}: use {low} or more")
     if shape.full_layers > shape.layers:
-        raise _refusal("full_layers", f"{shape.full_layers} of {shape.layers} layers: use {shape.layers} or less")
+        there = counted(shape.layers, "layer")
+        raise _refusal("full_layers", f"{shape.full_layers} of {there}: use {shape.layers} or less")
     if shape.mask_token is not None and shape.mask_token >= vocabulary:
         raise _refusal("mask_token", f"{shape.mask_token}: the target has {vocabulary} tokens, use a smaller id")
     if shape.selector and shape.selector_top_k > vocabulary:

@@ -61,6 +61,21 @@ def export(folder: Path, model: DraftModel, config: DrafterConfig, *, facts: Car
     return folder
 
 
+def clean(folder: Path) -> None:
+    """Take away what a kill within `export` to this folder has left; no other process may export there now.
+
+    A drafter that was moved away, and whose successor did not come, is put back. Raises CheckpointError.
+    """
+    try:
+        former = sorted(folder.parent.glob(f".{folder.name}.former-*"), key=lambda path: path.stat().st_mtime)
+        if former and not folder.exists():
+            former.pop().rename(folder)
+        for path in [*former, *folder.parent.glob(f".{folder.name}.partial-*")]:
+            shutil.rmtree(path)
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or folder} cannot be cleaned up ({error.strerror or error})") from None
+
+
 def published_weights(model: DraftModel) -> dict[str, mx.array]:
     """The weights in bfloat16 by the published names. Raises CheckpointError where one is not finite."""
     parameters: Any = tree_flatten(model.parameters())

@@ -38,11 +38,20 @@ def held(folder: Path, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def waited_for(folder: Path, cancelled: Callable[[], bool]) -> Iterator[None]:
-    """As `held`, but wait while another process holds it, until `cancelled`: then the block runs without the lock."""
+def waited_for(
+    folder: Path, cancelled: Callable[[], bool], waiting: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """As `held`, but wait while another process holds it, until `cancelled`: then the block runs without the lock.
+
+    `waiting` is called once, when the wait begins.
+    """
     descriptor = _opened(folder)
     try:
+        told = False
         while not _taken(descriptor, folder) and not cancelled():
+            if not told:
+                waiting()
+                told = True
             time.sleep(_PAUSE)
         yield
     finally:

@@ -21,21 +21,24 @@ from ..errors import RequestError
 from ..pairs import Pair
 from . import checkpoint
 from .dataset import Dataset
-from .export import check_export
+from .export import check_export, clean
 from .finishing import finish, quantize, write_run_report
 from .held_out import HeldOut, answer
 from .history import EvaluationLine, History, StepLine
-from .lanes import open_lanes
+from .lanes import let_lanes_run_together, open_lanes
 from .loop import Trainer
 from .prepared import Prepared, prepare
 from .recipe import Recipe
 from .replay import record
 from .room import check_room
 from .row_store import GB, RowStore
+from .rows_kept import mark, outdated
 from .run_folder import RunFolder, check_same, is_run, open_run
 from .stopping import Stopper
 from .terminal import Console
+from .waiting import counting
 from .warm import RANDOM, check_start, new_model
+from .wording import counted, in_brackets
 
 ANSWER_TOKENS = 128  # of each held-out answer
 
@@ -64,9 +67,11 @@ class Ended:
 
 def run_job(job: Job, trainer: Callable[..., Any] = Trainer) -> Ended:
     """Do it all. Raises a DFlashError; KeyboardInterrupt outside of a step. `trainer` stands in for `loop.Trainer`."""
+    let_lanes_run_together()
     stopper = Stopper(job.minutes)
     prepared = _checked(job)
     with open_run(job.out, job.recipe, prepared.identity) as run:
+        clean(run.drafter)
         pair, held_out = _loaded(prepared, run)
         ended = Ended("evaluated")
         if not job.evaluate_only:
@@ -83,20 +88,45 @@ def _checked(job: Job) -> Prepared:
     prepared = prepare(job.recipe)
     if job.quantize is not None:  # raises for a group size that does not fit; nothing is computed
         quantization.quantize(DraftModel(prepared.config), job.quantize)
+    run = RunFolder(job.out)
     if is_run(job.out):
         check_same(job.out, job.recipe, prepared.identity)
-        check_export(RunFolder(job.out).drafter, replace=True)
+        check_export(run.drafter, replace=True)
+        History.open(run.history)
     if not job.evaluate_only:
-        if not checkpoint.exists(RunFolder(job.out).state):
+        _check_steps(job.recipe.loop.steps, run)
+        if not checkpoint.exists(run.state):
             check_start(prepared.config, job.recipe.start)
         needed = check_room(prepared, job.out)
         _say(f"about {needed.total / 1e9:.1f} GB of memory, {needed.disk / 1e9:.1f} GB of disk for the target's rows")
+    _tell(prepared)
+    return prepared
+
+
+def _check_steps(steps: int, run: RunFolder) -> None:
+    done = checkpoint.steps_done(run.state)
+    if done is not None and steps < done:
+        raise RequestError(
+            f"steps is {steps}: {done} are done in {run.path} already. Give at least that, or --evaluate-only",
+            param="steps",
+        )
+
+
+def _tell(prepared: Prepared) -> None:
+    """What the user may want to mend, though nothing of it hinders the training."""
     if prepared.leaked:
         _say(
             f"{prepared.leaked} of {len(prepared.prompts)} held-out prompts are in the data: acceptance will look "
             "better than it is; prepare the data with --exclude, or hold out others"
         )
-    return prepared
+    if prepared.masks:
+        _say(
+            f"the mask token {prepared.config.mask_token_id} is in the data's answers, "
+            f"{counted(prepared.masks, 'time')}: name an id that no text holds with --mask-token"
+        )
+    if old := outdated(prepared.data.folder, prepared.data.digest):
+        folders = ", ".join(f"{folder} ({size / GB:.2f} GB)" for folder, size in old)
+        _say(f"rows of this data as it was before are no longer in use and may be removed: {folders}")
 
 
 def _loaded(prepared: Prepared, run: RunFolder) -> tuple[Pair, list[HeldOut]]:
@@ -133,10 +163,12 @@ def _train(
         _say(note)
     shards = [data.conversations_of(shard) for shard in range(data.shards)]
     store = RowStore(target, shards, prepared.rows, int(recipe.rows_gb * GB), lanes)
+    if store.limit > 0:
+        mark(prepared.rows, data.digest)
     log = _Log(prepared, run)
     with stopper:
         with counting("shards of the target's rows") as count:
-            store.prepare(count, stopper)
+            store.prepare(count, stopper, lambda: _say("another training computes the target's rows: waiting for it"))
         training = trainer(
             recipe,
             target,
@@ -191,28 +223,13 @@ def by_frequency(data: Dataset) -> NDArray[np.int64]:
 def _finish(job: Job, prepared: Prepared, run: RunFolder, pair: Pair, held_out: list[HeldOut]) -> None:
     with counting("decoding with the drafter") as count:
         line = finish(prepared, run, pair, held_out, tokens=ANSWER_TOKENS, progress=count)
-    kinds = ", ".join(f"{kind} {rate:.2f}" for kind, rate in line.by_kind.items())
-    decoded = f"{line.tokens_per_cycle:.3f} tokens per cycle with the weights of step {line.step:,} ({kinds})"
+    rate = f"{line.tokens_per_cycle:.3f} tokens per cycle{in_brackets(line.by_kind)}"
+    decoded = f"{rate} with the weights of step {line.step:,}"
     report = write_run_report(prepared, run, History.open(run.history), {"decoded": decoded})
     Console(prepared.recipe.loop.steps).show(report)
     _say(f"decoded: {decoded}\ndrafter: {run.drafter}\nreport: {run.report}")
     if job.quantize:
         _say(f"packed: {quantize(run, job.quantize)}")
-
-
-@contextlib.contextmanager
-def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr; nothing where that is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, of: None
-        return
-    from rich.console import Console as RichConsole
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=RichConsole(stderr=True), transient=True) as bars:
-        task = bars.add_task(what, total=None)
-        yield lambda done, of: bars.update(task, completed=done, total=of)
 
 
 def _say(text: str) -> None:

@@ -13,7 +13,8 @@ from ..drafter.config import DrafterConfig, read_config
 from ..errors import CheckpointError, PairError
 from ..facts import embedding_rows, tensors
 from ..pairs import TargetFacts, target_facts
-from ..prompts import Prompt
+from ..prompts import Prompt, digest
+from .content import content_of
 from .dataset import Dataset, check_target, open_dataset
 from .design import design
 from .fingerprint import fingerprint, target_folder, tokenizer_fingerprint
@@ -39,6 +40,7 @@ class Prepared:
     config: DrafterConfig
     prompts: list[Prompt]
     leaked: int  # held-out prompts that are in the data
+    masks: int  # how often the mask token stands in the data's answers
 
     @property
     def target_dtype(self) -> str | None:
@@ -59,13 +61,14 @@ class Prepared:
     @property
     def identity(self) -> dict[str, str]:
         """What a run must keep from its begin to its end, by name."""
-        return {"target": self.fingerprint, "data": self.data.digest}
+        return {"target": self.fingerprint, "data": self.data.digest, "held_out": digest(self.prompts)}
 
 
 def prepare(recipe: Recipe) -> Prepared:
     """Check a recipe against the files that it names; no weights are loaded.
 
-    Raises RequestError, CheckpointError, ModelNotFound, or PairError where the data is another target's.
+    Raises RequestError, CheckpointError (also for data that teaches nothing), ModelNotFound, or PairError where the
+    data is another target's.
     """
     prompts = held_out_prompts(None if recipe.held_out is None else Path(recipe.held_out).expanduser())
     data = open_dataset(Path(recipe.data).expanduser())
@@ -80,6 +83,10 @@ def prepare(recipe: Recipe) -> Prepared:
             "now: prepare it again, or put the tokenizer's files back"
         )
     tokenizer = _tokenizer(folder, raw)
+    config = design(recipe.shape, raw, facts, tokenizer)
+    reasoning = (data.options or {}).get("reasoning")
+    held_out = {prompt_ids(tokenizer, prompt.messages, reasoning) for prompt in prompts}
+    content = content_of(data, held_out, config.mask_token_id)
     return Prepared(
         recipe=recipe,
         data=data,
@@ -87,9 +94,10 @@ def prepare(recipe: Recipe) -> Prepared:
         fingerprint=stands_for,
         target_config=raw,
         facts=facts,
-        config=design(recipe.shape, raw, facts, tokenizer),
+        config=config,
         prompts=prompts,
-        leaked=_leaked(data, prompts, tokenizer),
+        leaked=content.leaked,
+        masks=content.masks,
     )
 
 
@@ -99,17 +107,3 @@ def _tokenizer(folder: Path, raw: dict[str, Any]) -> TokenizerWrapper:
         return found
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise CheckpointError(f"the tokenizer in {folder} cannot be loaded: {error}") from None
-
-
-def _leaked(data: Dataset, prompts: list[Prompt], tokenizer: TokenizerWrapper) -> int:
-    """How many of the prompts are prompts of the data, too; reads all shards."""
-    reasoning = (data.options or {}).get("reasoning")
-    held_out = {prompt_ids(tokenizer, prompt.messages, reasoning) for prompt in prompts}
-    found = set()
-    lengths = {len(ids) for ids in held_out}
-    for shard in range(data.shards):
-        for one in data.conversations_of(shard):
-            first = int(one.mask.argmax())
-            if first in lengths and (ids := tuple(one.tokens[:first].tolist())) in held_out:
-                found.add(ids)
-    return len(found)

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import CheckpointError, RequestError
 from .recipe import Loop, Loss, Recipe, Shape
 from .recipe_fields import FIELDS, PARTS, Field
+from .wording import counted
 
 _EXPECTED = {
     "whole": "a whole number",
@@ -70,16 +71,17 @@ def check(recipe: Recipe) -> None:
     for field in FIELDS:
         _check_range(field, field.of(recipe))
     shape, loss, loop = recipe.shape, recipe.loss, recipe.loop
+    layers, steps = counted(shape.layers, "layer"), counted(loop.steps, "step")
     if shape.full_layers > shape.layers:
-        _refuse("full_layers", shape.full_layers, f"there are {shape.layers} layers")
+        _refuse("full_layers", shape.full_layers, f"the drafter has {layers}: give at most that")
     if loop.micro_batch > loop.batch:
         _refuse("micro_batch", loop.micro_batch, f"a step has {loop.batch} conversations (batch): give at most that")
     if loop.max_tokens <= shape.block_size:
         _refuse("max_tokens", loop.max_tokens, f"a block has {shape.block_size} rows: give more")
     if loop.warmup >= loop.steps:
-        _refuse("warmup", loop.warmup, f"there are {loop.steps} steps: give fewer, such as {loop.steps // 10}")
+        _refuse("warmup", loop.warmup, f"the run has {steps}: give fewer, such as {loop.steps // 10}")
     if loss.full_steps > loop.steps:
-        _refuse("full_steps", loss.full_steps, f"there are {loop.steps} steps: give at most that")
+        _refuse("full_steps", loss.full_steps, f"the run has {steps}: give at most that")
     if 0 < loss.frequent < shape.selector_top_k:
         _refuse("frequent", loss.frequent, f"a row has {shape.selector_top_k} candidates: give more, or 0 for all")
 

@@ -13,6 +13,7 @@ from .history import EvaluationLine, History, StepLine
 from .recipe import Loss, Recipe
 from .recipe_fields import FIELDS, TITLES
 from .recipe_file import shown
+from .wording import counted, in_brackets, several
 
 _SCOPE = (
     "Tokens per cycle are measured by decoding held-out prompts with the drafter: the drafts that the target accepts "
@@ -67,7 +68,7 @@ def _shape(recipe: Recipe) -> str:
     shape = recipe.shape
     window = "no window" if shape.window is None else f"window {shape.window}"
     parts = [
-        f"{shape.layers} layers",
+        counted(shape.layers, "layer"),
         f"block size {shape.block_size}",
         window,
         f"convolution in groups of {shape.conv_group_size}" if shape.convolution else "no convolution",
@@ -93,18 +94,16 @@ def _summary(recipe: Recipe, history: History) -> str:
     done = f"A drafter for {recipe.target}, trained on {recipe.data}: {_progress(recipe, history.steps)}."
     if best is None:
         return f"{done} It has not been evaluated yet."
-    kinds = ", ".join(f"{kind} {value:.2f}" for kind, value in best.by_kind.items())
     at = f"after step {best.step:,}" if best.step else "before the first step"
-    return f"{done} The best evaluation is the one {at}: {best.tokens_per_cycle:.2f} tokens per cycle" + (
-        f" ({kinds})." if kinds else "."
-    )
+    rate = f"{best.tokens_per_cycle:.2f} tokens per cycle{in_brackets(best.by_kind)}"
+    return f"{done} The best evaluation is the one {at}: {rate}."
 
 
 def _acceptance(evaluations: Sequence[EvaluationLine], best: EvaluationLine | None) -> list[Block]:
     heading = Text(text="Acceptance of held-out texts", kind="heading")
     if not evaluations:
         return [heading, Text(text="No evaluation yet.", kind="note")]
-    kinds = list(dict.fromkeys(kind for one in evaluations for kind in one.by_kind))
+    kinds = list(several({kind: rate for one in evaluations for kind, rate in one.by_kind.items()}))
     at = [one.step for one in evaluations]
     series = [_line("all", at, [one.tokens_per_cycle for one in evaluations])]
     series += [_line(kind, at, [one.by_kind.get(kind) for one in evaluations]) for kind in kinds]

@@ -40,15 +40,18 @@ class RowStore:
         return len(self._kept)
 
     def prepare(
-        self, progress: Callable[[int, int], None] = lambda done, total: None, cancelled: Callable[[], bool] = bool
+        self,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        cancelled: Callable[[], bool] = bool,
+        waiting: Callable[[], None] = lambda: None,
     ) -> None:
         """Compute and keep the rows of every shard, in order, until the limit.
 
-        Another training on the same data may be at it: this one waits, and takes what is there then. Raises
-        CheckpointError on a full disk: what is kept so far stays.
+        Another training on the same data may be at it: this one waits (`waiting` is called once then), and
+        takes what is there then. Raises CheckpointError on a full disk: what is kept so far stays.
         """
         if self.limit > 0:
-            with waited_for(self.folder, cancelled):
+            with waited_for(self.folder, cancelled, waiting):
                 self._fill(progress, cancelled)
 
     def _fill(self, progress: Callable[[int, int], None], cancelled: Callable[[], bool]) -> None:

@@ -19,12 +19,13 @@ from .recipe_file import from_values, shown, write_recipe
 VERSION = 1
 
 # What another command may give when it goes on with a run: when to stop, how often to look and save, and how the memory
-# and the disk of this machine are used. The target and the data may have moved: their content is compared instead.
-# Everything else decides what is learnt, and must be as it was.
+# and the disk of this machine are used. The target, the data and the held-out prompts may have moved: their content is
+# compared instead. Everything else decides what is learnt, and must be as it was.
 MAY_CHANGE: frozenset[tuple[Part, str]] = frozenset(
     {
         ("", "target"),
         ("", "data"),
+        ("", "held_out"),
         ("", "rows_gb"),
         ("loop", "steps"),
         ("loop", "patience"),
@@ -35,6 +36,9 @@ MAY_CHANGE: frozenset[tuple[Part, str]] = frozenset(
     }
 )
 _RUN = "run.json"
+# What runs of earlier versions do not tell; they go on all the same.
+_TOLD_LATER = frozenset({"held_out"})
+_CONTENT = {"held_out": "content of --held-out"}  # elsewhere the name says it
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,7 @@ def check_folder(folder: Path) -> None:
 def open_run(folder: Path, recipe: Recipe, identity: Mapping[str, str]) -> Iterator[RunFolder]:
     """Hold the folder, made where it is missing, until the end of the block or of the process.
 
-    `identity` says by name what the content of the target and the data is ({"target": fingerprint, "data": digest}).
+    `identity` says by name what the content is: {"target": fingerprint, "data": digest, "held_out": digest}.
     Raises RequestError (param out) for a folder that holds something else, that another process trains in, or whose run
     had another recipe or another identity; CheckpointError for one that cannot be written.
     """
@@ -139,9 +143,9 @@ def check_same(folder: Path, recipe: Recipe, identity: Mapping[str, str]) -> Non
             param="out",
         )
     changed = [
-        f"the {name} was {stored_identity.get(name, 'not told')} and is {value}"
+        f"the {_CONTENT.get(name, name)} was {stored_identity.get(name, 'not told')} and is {value}"
         for name, value in identity.items()
-        if stored_identity.get(name) != value
+        if stored_identity.get(name) != value and (name in stored_identity or name not in _TOLD_LATER)
     ]
     if changed:
         raise RequestError(

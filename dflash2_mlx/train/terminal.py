@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from . import figures
 from .history import EvaluationLine, StepLine
+from .wording import in_brackets
 
 if TYPE_CHECKING:
     import rich.console
@@ -65,8 +66,7 @@ class Console:
         """After each evaluation: a line that stays."""
         better = self._best is None or line.tokens_per_cycle > self._best.tokens_per_cycle
         self._last, self._best = line, line if better else self._best
-        kinds = ", ".join(f"{kind} {value:.2f}" for kind, value in line.by_kind.items())
-        told = f"step {line.step:,}: {line.tokens_per_cycle:.3f} tokens per cycle" + (f" ({kinds})" if kinds else "")
+        told = f"step {line.step:,}: {line.tokens_per_cycle:.3f} tokens per cycle{in_brackets(line.by_kind)}"
         assert self._best is not None
         self.say(
             told if better else f"{told}; the best is {self._best.tokens_per_cycle:.3f} of step {self._best.step:,}"

@@ -54,22 +54,31 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if not is_run(out):
             raise
-        _say_how_to_go_on(out)
+        _say_how_to_go_on(out, args.quantize)
         return _INTERRUPTED
     if outcome.stopped == "cancelled":
-        _say_how_to_go_on(out)
+        _say_how_to_go_on(out, args.quantize)
         return _INTERRUPTED if outcome.interrupted else 0
     return 0
 
 
 def recipe_of(args: argparse.Namespace, out: Path) -> Recipe:
-    """The flags over `--recipe`, else over the recipe of the run in `out`, else over the defaults."""
+    """The flags over `--recipe`, else over the recipe of the run in `out`, else over the defaults.
+
+    Raises RequestError: also where no run is in `out`, perhaps mistyped, and none is begun by `--data` or `--recipe`.
+    """
     from dflash2_mlx.train.recipe_file import read_recipe
     from dflash2_mlx.train.run_folder import RunFolder, is_run
 
-    return recipe_from(args, read_recipe(RunFolder(out).recipe) if is_run(out) else None)
+    if is_run(out):
+        return recipe_from(args, read_recipe(RunFolder(out).recipe))
+    if args.data is None and args.recipe is None:
+        raise RequestError(f"{out} holds no run; to begin one give --data (or --recipe)", param="out")
+    return recipe_from(args)
 
 
-def _say_how_to_go_on(out: Path) -> None:
-    command = shlex.join(["dflash2-mlx", "train", "--out", str(out)])
+def _say_how_to_go_on(out: Path, quantize: str | None) -> None:
+    """With what no recipe keeps and the end of the run still needs."""
+    packed = ["--quantize", quantize] if quantize else []
+    command = shlex.join(["dflash2-mlx", "train", "--out", str(out), *packed])
     print(f"not finished: {command} goes on", file=sys.stderr)

@@ -90,7 +90,7 @@ def test_ctrl_c_keeps_shards_and_tells_how_to_go_on(
     monkeypatch.setattr("sys.argv", ["dflash2-mlx", "train", "data", "--out", "my data"])
     assert run(tmp_path, *whole) == 130
     told = capsys.readouterr().err
-    assert "1 shards" in told
+    assert "1 shard with" in told
     assert "dflash2-mlx train data --out 'my data'" in told
     with pytest.raises(CheckpointError, match="not finished"):
         open_dataset(tmp_path / "data")

@@ -80,6 +80,12 @@ def test_a_bad_completion_is_told_with_file_and_number(tmp_path: Path, bad: dict
         gather(Sources(completions=(path,)), 0)
 
 
+def test_a_completion_that_is_missing_is_called_so(tmp_path: Path) -> None:
+    path = lines(tmp_path / "answers.jsonl", {"prompt": "p"})
+    with pytest.raises(RequestError, match=r"answers\.jsonl:1: completion is missing"):
+        gather(Sources(completions=(path,)), 0)
+
+
 def test_completions_are_read_packed_too(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl.gz"
     row = {"prompt": "p", "completion": "c", "temperature": 0.7, "finished": False}

@@ -133,3 +133,17 @@ def test_acceptance_needs_a_drafter_and_prompts(plain: Pair, drafted: Pair) -> N
         decode_acceptance(plain, [HeldOut((1,), "chat", (1,))], block_size=4, tokens=8)
     with pytest.raises(RequestError, match="no held-out prompts"):
         decode_acceptance(drafted, [], block_size=4, tokens=8)
+
+
+def test_a_young_drafter_is_no_alarm_here_and_is_one_elsewhere(
+    drafted: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from dflash2_mlx.decode import stats
+
+    monkeypatch.setattr(stats, "ALARM_CYCLES", 3)
+    monkeypatch.setattr(stats, "alarm_of", lambda cycles, accepted: "does not fit")
+    held = [HeldOut((5, 6, 7), "chat", (1,))]
+    decode_acceptance(drafted, held, block_size=4, tokens=24)
+    assert not caplog.records
+    generate(drafted, held[0].prompt_ids, max_tokens=24, block_size=4, seed=0)
+    assert [record.message for record in caplog.records] == ["does not fit"]

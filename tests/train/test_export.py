@@ -112,6 +112,7 @@ def test_the_card_tells_how_it_was_made_and_nothing_of_the_disk(tmp_path: Path, 
         "0123456789ab",
         "50 steps",
         "12,345 tokens",
+        "--model a-target --draft OWNER/NAME\n",
         "| all | 2.250 |",
         "| code | 3.500 |",
         "| 2 | 0.500 |",
@@ -121,6 +122,8 @@ def test_the_card_tells_how_it_was_made_and_nothing_of_the_disk(tmp_path: Path, 
     recipe = (folder / "recipe.toml").read_text()
     assert "someone" not in card + recipe
     assert tomllib.loads(recipe)["data"] == "texts"
+    one_kind = replace(FACTS, acceptance=replace(LINE, by_kind={"other": 2.25}))
+    assert "| other |" not in (export(tmp_path / "one", model, model.config, facts=one_kind) / "README.md").read_text()
     unmeasured = export(tmp_path / "other", model, model.config, facts=replace(FACTS, acceptance=None))
     assert "Not measured." in (unmeasured / "README.md").read_text()
 

@@ -144,6 +144,17 @@ def test_a_run_that_has_just_begun_has_a_report() -> None:
     assert "before the first step" in html_page(training_report(RECIPE, history(0, {0: 1.0}), {}))
 
 
+def test_one_layer_and_one_kind_are_told_as_one() -> None:
+    recipe = replace(RECIPE, shape=Shape(layers=1))
+    report = training_report(
+        recipe, History(Path("h"), [replace(evaluation_line(5, 2.0), by_kind={"other": 2.0})], 0), {}
+    )
+    assert report.facts["drafter"].startswith("1 layer,")
+    assert [one.name for one in plot(report, "Tokens per cycle").series] == ["all"]
+    assert table(report, "Tokens per cycle").columns == ["after step", "all"]
+    assert "other" not in html_page(brief(report))
+
+
 def test_a_run_that_diverged_has_a_page_too() -> None:
     lost = [step_line(step, loss=math.nan, ce=math.inf, grad_norm=math.nan, top1=[math.nan]) for step in (1, 2, 3)]
     page = html_page(training_report(RECIPE, History(Path("h"), list(lost), 0), {}))
