@@ -8,6 +8,7 @@ out, so that nothing is computed twice. It needs float32: the squarings make of 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import cache
 from typing import Any, cast
@@ -21,8 +22,8 @@ _LEAST = -80.0  # e^-80 is nothing beside 1
 
 @cache
 def _use_quick() -> bool:
-    """Only on a CPU, and where mlx can compile kernels (it needs a C++ compiler there)."""
-    if mx.default_device().type != mx.DeviceType.cpu:
+    """Only on a CPU, and where mlx can compile kernels: without a C++ compiler it runs them operation by operation."""
+    if mx.default_device().type != mx.DeviceType.cpu or shutil.which("g++") is None:
         return False
     try:
         probe = mx.compile(_power)(mx.array([0.0, -1.0]))

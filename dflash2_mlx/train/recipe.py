@@ -31,7 +31,7 @@ class Loss:
     anchors: int = 32  # blocks of one conversation in one step
     decay: float = 4.0  # rows: the weight of drafted row i is exp(-i / decay)
     distill: float = 0.5  # share of the target's own law beside the token that it chose
-    selector: float = 1.0  # weight of the selector's loss
+    selector: float = 0.3  # weight of the selector's loss; at 1 it holds the rows back at first (docs/log.md)
     frequent: int = 6144  # columns of the vocabulary that every step has; 0: always all of it
     sampled: int = 2048  # further ones, drawn anew for each step
     full_steps: int = 0  # how many of the last steps see the whole vocabulary

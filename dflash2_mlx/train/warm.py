@@ -24,6 +24,8 @@ from .design import differences, spread
 from .target_parts import attention_of, attention_scale, norm_scale, parts_of
 
 WARM, RANDOM = "warm", "random"
+# What rows see and how many there are: a drafter that is gone on from learns that anew, its weights stay what they are.
+_SEEN = ("is_causal", "sliding_window", "block_size")
 _SAMPLE = 64  # tokens on which the sizes of the target's rows are measured
 
 Weights = dict[str, mx.array]
@@ -40,7 +42,7 @@ def new_model(
     besides what finding and reading one raises.
     """
     if start not in (WARM, RANDOM):
-        return _from_drafter(config, start), ()
+        return _from_drafter(config, start)
     model = DraftModel(config)
     weights = _random_weights(model, mx.random.key(seed))
     final = None if target.final_norm is None else norm_scale(target.final_norm, config.hidden_size)
@@ -59,10 +61,10 @@ def new_model(
 
 
 def default_sources(config: DrafterConfig, target: Target) -> list[int]:
-    """Target layers to start from, one for each drafter layer: spread evenly, the first and the last among them.
+    """Target layers to start from, one for each drafter layer: the last ones, which write for the head.
 
-    A block's rows enter as raw embeddings, which is what the target's first layers read, and leave for its head, for
-    which its last ones write. Only layers whose attention fits are taken, where there are such.
+    Only layers whose attention fits are taken, where there are such. On the demo target, 55 steps of 4 conversations
+    from its last four came to a cross-entropy of 6.35, from four spread over its depth to 6.94 (2026-11-30).
     """
     shapes = _layer_shapes(DraftModel(config))
     layers = [i for i, layer in enumerate(target.layers) if attention_of(layer) is not None]
@@ -70,7 +72,8 @@ def default_sources(config: DrafterConfig, target: Target) -> list[int]:
     names = [name for name in shapes if "self_attn" in name and name.endswith("_proj.weight")]
     fitting = [i for i in layers if set(names) <= set(parts_of(target.layers[i], shapes))]
     places = fitting or layers or list(range(target.num_layers))
-    return [places[i] for i in spread(0, len(places) - 1, config.num_hidden_layers)]
+    count = config.num_hidden_layers
+    return places[-count:] if count <= len(places) else [places[i] for i in spread(0, len(places) - 1, count)]
 
 
 def _checked(sources: Sequence[int], config: DrafterConfig, target: Target) -> list[int]:
@@ -201,7 +204,7 @@ def _drafter_of(config: DrafterConfig, start: str) -> tuple[Path, dict[str, Any]
     """The folder and the config.json of the drafter to go on from."""
     folder = drafter_path() if start == DEMO else hub.resolve(start)
     raw = read_config(folder)
-    fields = differences(config, parse_config(raw))
+    fields = [one for one in differences(config, parse_config(raw)) if not one.startswith(_SEEN)]
     if fields:
         raise RequestError(
             f"{start} cannot be gone on from, its config is another (this run's and its own): {'; '.join(fields)}. "
@@ -211,13 +214,14 @@ def _drafter_of(config: DrafterConfig, start: str) -> tuple[Path, dict[str, Any]
     return folder, raw
 
 
-def _from_drafter(config: DrafterConfig, start: str) -> DraftModel:
+def _from_drafter(config: DrafterConfig, start: str) -> tuple[DraftModel, tuple[str, ...]]:
     folder, raw = _drafter_of(config, start)
+    changed = [f"{one} in {start}" for one in differences(config, parse_config(raw))]
     model, _ = checked_model(folder, raw, config)
     dequantize_model(model)
     model.set_dtype(mx.float32)
     mx.eval(model.parameters())
-    return model
+    return model, tuple(f"goes on with another {one}" for one in changed)
 
 
 def _notes(sources: Sequence[int], found: Sequence[Weights], shapes: dict[str, tuple[int, ...]]) -> list[str]:

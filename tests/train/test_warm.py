@@ -68,7 +68,7 @@ def test_every_family_starts_warm(name: str) -> None:
     [
         ("llama", ()),
         ("qwen3_5", ()),
-        ("qwen3_moe", (f"layer 0 (target's 0), 1 (target's 3): nothing there fits {MLP}: random",)),
+        ("qwen3_moe", (f"layer 0 (target's 2), 1 (target's 3): nothing there fits {MLP}: random",)),
     ],
 )
 def test_what_stays_random_is_told(family: str, notes: tuple[str, ...]) -> None:
@@ -192,7 +192,7 @@ def test_a_seed_decides_everything() -> None:
 
 def test_the_source_layers_can_be_chosen() -> None:
     config, target = a_pair("llama")
-    assert default_sources(config, target) == [0, 3]
+    assert default_sources(config, target) == [2, 3]
     model, _ = new_model(config, target, "warm", 0, source_layers=[1, 1])
     assert mx.array_equal(model.layers[0].mlp.up_proj.weight, target.layers[1].mlp.up_proj.weight)
     assert mx.array_equal(model.layers[1].mlp.up_proj.weight, target.layers[1].mlp.up_proj.weight)
@@ -215,6 +215,12 @@ def test_going_on_from_a_drafter(tmp_path: Path) -> None:
     kept = dict(tree_flatten(stored.parameters()))
     assert notes == ()
     assert all(mx.array_equal(w, kept[name]) and w.dtype == mx.float32 for name, w in flat(model).items())
-    with pytest.raises(RequestError, match=r"block_size: 6 and 8; target_layer_ids: \(1,\) and \(1, 2, 3\)") as refused:
+    other, notes = new_model(replace(config, block_size=6, is_causal=True), target, str(folder), 0)
+    assert all(mx.array_equal(w, kept[name]) for name, w in flat(other).items())
+    assert [note.split(" in ")[0] for note in notes] == [
+        "goes on with another block_size: 6 and 8",
+        "goes on with another is_causal: True and False",
+    ]
+    with pytest.raises(RequestError, match=r"its own\): target_layer_ids: \(1,\) and \(1, 2, 3\)") as refused:
         new_model(replace(config, block_size=6, target_layer_ids=(1,)), target, str(folder), 0)
     assert refused.value.param == "start"
