@@ -8,6 +8,7 @@ from .errors import ModelNotFound
 
 # Patterns of the files that the runtime reads; `*` crosses folders.
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py"]
+_CACHED = "models--"  # how the folders of models in the Hub's cache begin
 
 
 def resolve(name: str) -> Path:
@@ -28,6 +29,25 @@ def resolve(name: str) -> Path:
     if name.startswith((".", "/", "~")) or name.count("/") != 1 or any(c.isspace() for c in name):
         raise ModelNotFound(f"no folder {name!r}, and it is no Hub id either (those read owner/name)")
     return _download(name)
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether a name reads owner/name and is no path that exists."""
+    return name.count("/") == 1 and not name.startswith((".", "/", "~")) and not Path(name).exists()
+
+
+def shown_name(name: str) -> str:
+    """A Hub id as it is, of a path the last part: the rest tells of somebody's disk.
+
+    Of a folder in the Hub's cache, whose last part is a commit, the Hub id.
+    """
+    if is_hub_id(name):
+        return name
+    folder = Path(name).expanduser().resolve()
+    repository = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repository.startswith(_CACHED):
+        return repository.removeprefix(_CACHED).replace("--", "/", 1)
+    return folder.name
 
 
 def _download(repository: str) -> Path:

@@ -10,12 +10,12 @@ from huggingface_hub import ModelCardData
 
 from ..demo.paths import HUB_ID
 from ..drafter.config import DrafterConfig
+from ..hub import shown_name
 from ..pairs import DEMO
 from .history import EvaluationLine
 from .recipe import Recipe
 from .wording import several
 
-_CACHED = "models--"  # how the folders of models in the Hub's cache begin
 RECIPE_FILE = "recipe.toml"
 
 
@@ -68,21 +68,6 @@ def public_recipe(recipe: Recipe) -> Recipe:
     return replace(
         recipe, target=shown_name(recipe.target), data=Path(recipe.data).name, start=start, held_out=held_out
     )
-
-
-def shown_name(name: str) -> str:
-    """A Hub id or `demo` as it is, of a path the last part; of a folder in the Hub's cache the Hub id."""
-    if name == DEMO or _is_hub_id(name):
-        return name
-    folder = Path(name).expanduser().resolve()
-    repository = folder.parent.parent.name
-    if folder.parent.name == "snapshots" and repository.startswith(_CACHED):
-        return repository.removeprefix(_CACHED).replace("--", "/", 1)
-    return folder.name
-
-
-def _is_hub_id(name: str) -> bool:
-    return name.count("/") == 1 and not name.startswith((".", "~", "/")) and not Path(name).exists()
 
 
 def _front_matter(target: str) -> str:

@@ -25,14 +25,13 @@ _WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
 class State:
     """A run after `step` steps.
 
-    `weights` are the drafter's by name, `optimizer` is mlx's `Optimizer.state` (a tree of arrays). `generator` and
-    `best` are JSON: the state of the generator of random numbers, and what is known of the best evaluation so far.
+    `weights` are the drafter's by name, `optimizer` is mlx's `Optimizer.state` (a tree of arrays). `best` is JSON:
+    what is known of the best evaluation so far. What is drawn hangs on the seed and the step alone (see `batches`).
     """
 
     step: int
     weights: Mapping[str, mx.array]
     optimizer: Mapping[str, Any]
-    generator: Mapping[str, Any] = field(default_factory=dict)
     best: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -54,7 +53,7 @@ def save(folder: Path, state: State) -> None:
     for name, array in arrays.items():
         if not isinstance(array, mx.array):
             raise TypeError(f"{name} is a {type(array).__name__}: a state holds arrays")
-    said = {"step": state.step, "generator": dict(state.generator), "best": dict(state.best)}
+    said = {"step": state.step, "best": dict(state.best)}
     _write(_state_path(folder), arrays, said)
 
 
@@ -86,7 +85,7 @@ def load(folder: Path) -> State | None:
     weights = _under(_WEIGHTS, arrays)
     optimizer: Any = tree_unflatten(_under(_OPTIMIZER, arrays))
     try:
-        return State(int(said["step"]), weights, optimizer or {}, dict(said["generator"]), dict(said["best"]))
+        return State(int(said["step"]), weights, optimizer or {}, dict(said["best"]))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is no state of a training run ({error!r}): {remedy}") from None
 

@@ -62,7 +62,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
     add(
         "--templates",
         action="store_true",
-        help="our own templates: more than 20,000 prompts, half of them code and structured text",
+        help="our own templates: more than 20,000 prompts, almost half of them code and structured text",
     )
     add("--completions", metavar="FILE.jsonl", **many, help="answers that the target gave before, with their prompts")
     add(

@@ -12,10 +12,11 @@ from huggingface_hub import ModelCardData
 from huggingface_hub.repocard import metadata_load
 
 from dflash2_mlx.errors import CheckpointError
+from dflash2_mlx.hub import is_hub_id, shown_name
 
 from .checkpoint import Written
 from .measure import Acceptance
-from .source import Source, is_hub_id, shown_name
+from .source import Source
 
 # Of the source's card: what holds for a derived model too.
 _KEPT = ("license", "license_name", "license_link", "language", "base_model")

@@ -13,12 +13,13 @@ from mlx.utils import tree_flatten
 
 from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.facts import INDEX
+from dflash2_mlx.hub import shown_name
 
 from .error import relative_error
 from .folder import built_aside, check_space
 from .packing import Plan, config_entry, pack
 from .safetensors_file import Layout, file_names, layout_of, shards, write_safetensors
-from .source import Source, shown_name
+from .source import Source
 
 SHARD_BYTES = 5_000_000_000  # as mlx-lm and the Hub cut
 QUANTIZED_FROM = "dflash2_quantized_from"

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from dflash2_mlx.drafter.quantization import QuantSpec
 from dflash2_mlx.errors import RequestError
+from dflash2_mlx.hub import shown_name
 from dflash2_mlx.pairs import DEMO
 
 from .card import Measured, write_card
@@ -19,7 +20,7 @@ from .folder import check_output, check_space
 from .measure import Acceptance, record
 from .packing import Plan, plan_for
 from .search import Found, Limit, packings, search
-from .source import Source, open_source, shown_name
+from .source import Source, open_source
 from .target import MeasuredTarget, Measuring, load_measured
 from .trials import Trials
 from .upload import check_upload, upload

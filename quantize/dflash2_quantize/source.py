@@ -16,8 +16,6 @@ from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.facts import tensors
 from dflash2_mlx.pairs import DEMO
 
-_CACHED = "models--"  # how the folders of models in the Hub's cache begin
-
 
 @dataclass(frozen=True)
 class Source:
@@ -38,24 +36,6 @@ class Source:
         model, stored = checked_model(self.folder, self.raw, self.config)
         model.set_dtype(dtype or stored)
         return model
-
-
-def is_hub_id(name: str) -> bool:
-    return name.count("/") == 1 and not Path(name).expanduser().exists()
-
-
-def shown_name(name: str) -> str:
-    """A Hub id or `demo` as it is, of a path the last part: the rest tells of somebody's disk.
-
-    Of a folder in the Hub's cache, whose last part is a commit, the Hub id.
-    """
-    if is_hub_id(name) or name == DEMO:
-        return name
-    folder = Path(name).expanduser().resolve()
-    repository = folder.parent.parent.name
-    if folder.parent.name == "snapshots" and repository.startswith(_CACHED):
-        return repository.removeprefix(_CACHED).replace("--", "/", 1)
-    return folder.name
 
 
 def open_source(name: str) -> Source:

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
+from dflash2_mlx.hub import shown_name
 from dflash2_quantize.card import Measured, card, write_card
 from dflash2_quantize.checkpoint import Written
 from dflash2_quantize.measure import Acceptance
 from dflash2_quantize.packing import Packing
-from dflash2_quantize.source import Source, open_source, shown_name
+from dflash2_quantize.source import Source, open_source
 from tests.quantize.subjects import write
 
 COMMAND = ["dflash2-mlx", "quantize", "somebody/drafter", "--out", "my folder"]

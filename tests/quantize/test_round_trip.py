@@ -16,9 +16,10 @@ from dflash2_mlx.drafter.load import load_drafter
 from dflash2_mlx.drafter.quantization import parse_spec
 from dflash2_mlx.errors import CheckpointError, ModelNotFound
 from dflash2_mlx.facts import INDEX, tensors
+from dflash2_mlx.hub import shown_name
 from dflash2_quantize.checkpoint import Written, write_checkpoint
 from dflash2_quantize.packing import Packing, plan_for
-from dflash2_quantize.source import open_source, shown_name
+from dflash2_quantize.source import open_source
 from tests.drafting import outputs
 from tests.quantize.subjects import (
     CANDIDATES,

@@ -93,11 +93,10 @@ def test_a_run_that_was_broken_off_goes_on_to_the_same_bits(tmp_path: Path) -> N
 def test_everything_comes_back_as_it_was(tmp_path: Path) -> None:
     weights = {"a.b": mx.array([1.5, -2.25], mx.bfloat16), "c": mx.array(3.0)}
     optimizer = {"step": mx.array(2**40, mx.uint64), "a": {"b": {"m": mx.array([0.1]), "v": mx.array([1e-30])}}}
-    generator = {"state": {"inc": 2**127 + 1}, "name": "PCG64"}
-    save(tmp_path, State(12, weights, optimizer, generator, {"step": 10, "tokens_per_cycle": 1.7}))
+    save(tmp_path, State(12, weights, optimizer, {"step": 10, "tokens_per_cycle": 1.7}))
     state = load(tmp_path)
     assert state is not None
-    assert (state.step, state.generator, state.best) == (12, generator, {"step": 10, "tokens_per_cycle": 1.7})
+    assert (state.step, state.best) == (12, {"step": 10, "tokens_per_cycle": 1.7})
     assert_equal(dict(state.weights), weights)
     assert_equal(flat(state.optimizer), flat(optimizer))
 

@@ -17,9 +17,10 @@ from dflash2_mlx.drafter.config import parse_config, read_config
 from dflash2_mlx.drafter.load import load_drafter, read_weights
 from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.errors import CheckpointError, RequestError
+from dflash2_mlx.hub import shown_name
 from dflash2_mlx.pairs import TargetFacts
 from dflash2_mlx.target.adapter import Target
-from dflash2_mlx.train.card import CardFacts, shown_name
+from dflash2_mlx.train.card import CardFacts
 from dflash2_mlx.train.design import design
 from dflash2_mlx.train.export import check_export, export
 from dflash2_mlx.train.history import EvaluationLine
