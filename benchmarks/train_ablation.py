@@ -16,9 +16,9 @@ from pathlib import Path
 
 from dflash2_mlx.report.blocks import Cell, Plot, Report, Series, Table, Text
 from dflash2_mlx.report.files import write_report
-from dflash2_mlx.train.figures import blocks_per_second, latest
-from dflash2_mlx.train.history import EvaluationLine, History
-from dflash2_mlx.train.report_blocks import machine_facts
+from dflash2_mlx.train.reporting.blocks import machine_facts
+from dflash2_mlx.train.reporting.figures import blocks_per_second, latest
+from dflash2_mlx.train.reporting.history import EvaluationLine, History
 
 VARIANTS = {
     "DFlash": ["--no-convolution", "--no-selector"],

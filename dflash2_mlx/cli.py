@@ -35,8 +35,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "dflash2_mlx.analyze.analyze_command",
         "Tell recall, acceptance and what each part of a drafter brings.",
     ),
-    "train": ("dflash2_mlx.train.train_command", "Train a drafter for a target, on data of `train data`."),
-    "train data": ("dflash2_mlx.train.data_command", "Prepare a target's own text for training a drafter."),
+    "train": ("dflash2_mlx.train.run.command", "Train a drafter for a target, on data of `train data`."),
+    "train data": ("dflash2_mlx.train.data.command", "Prepare a target's own text for training a drafter."),
     "quantize": ("dflash2_quantize.quantize_command", "Write a quantised drafter, and tell what that costs."),
     "doctor": ("dflash2_mlx.chat.doctor", "Tell what is installed, the memory, and whether a pair fits."),
 }

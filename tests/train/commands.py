@@ -15,11 +15,11 @@ from mlx.utils import tree_flatten
 
 from dflash2_mlx import cli
 from dflash2_mlx.pairs import TargetFacts
-from dflash2_mlx.train import checkpoint
-from dflash2_mlx.train.dataset import Dataset, describe, write_dataset
-from dflash2_mlx.train.fingerprint import fingerprint, tokenizer_fingerprint
-from dflash2_mlx.train.history import EvaluationLine, StepLine
-from dflash2_mlx.train.tokens import Conversation, shard_path, write_shard
+from dflash2_mlx.train.data.dataset import Dataset, describe, write_dataset
+from dflash2_mlx.train.data.fingerprint import fingerprint, tokenizer_fingerprint
+from dflash2_mlx.train.data.tokens import Conversation, shard_path, write_shard
+from dflash2_mlx.train.loop import checkpoint
+from dflash2_mlx.train.reporting.history import EvaluationLine, StepLine
 from tests.tiny_checkpoints import VOCAB
 
 SHAPE = ["--layers", "2", "--block-size", "4", "--window", "16"]

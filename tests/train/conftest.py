@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash2_mlx.train import job
+from dflash2_mlx.train.run import job
 from tests.tiny_checkpoints import write_target
 from tests.train.commands import HELD_OUT, Double, write_data
 

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dflash2_mlx.train.anchors import blocks_at, possible_anchors, sample_blocks
-from dflash2_mlx.train.step import position_weights
-from dflash2_mlx.train.tokens import Conversation
+from dflash2_mlx.train.data.tokens import Conversation
+from dflash2_mlx.train.learning.anchors import blocks_at, possible_anchors, sample_blocks
+from dflash2_mlx.train.learning.step import position_weights
 
 
 def conversation(mask: list[int]) -> Conversation:

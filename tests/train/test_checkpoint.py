@@ -18,8 +18,8 @@ from mlx.optimizers import AdamW
 from mlx.utils import tree_flatten
 
 from dflash2_mlx.errors import CheckpointError
-from dflash2_mlx.train import tokens
-from dflash2_mlx.train.checkpoint import State, load, load_weights, save, save_weights
+from dflash2_mlx.train.data import tokens
+from dflash2_mlx.train.loop.checkpoint import State, load, load_weights, save, save_weights
 
 
 class Killed(BaseException):
@@ -153,7 +153,7 @@ def test_a_kill_at_any_stage_leaves_the_old_state(
 _SAVING = """
 import sys, itertools, mlx.core as mx
 from pathlib import Path
-from dflash2_mlx.train.checkpoint import State, save
+from dflash2_mlx.train.loop.checkpoint import State, save
 for step in itertools.count(1):
     save(Path(sys.argv[1]), State(step, {"w": mx.full((100_000,), step)}, {"step": mx.array(step, mx.uint64)}))
     print(step, flush=True)

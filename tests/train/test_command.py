@@ -15,10 +15,12 @@ import pytest
 from dflash2_mlx import cli, machine, pairs
 from dflash2_mlx.drafter.load import load_drafter
 from dflash2_mlx.errors import DFlashError
-from dflash2_mlx.train import checkpoint, job, room
-from dflash2_mlx.train.history import History
-from dflash2_mlx.train.recipe_file import read_recipe
-from dflash2_mlx.train.stopping import Stopper
+from dflash2_mlx.train.check import room
+from dflash2_mlx.train.loop import checkpoint
+from dflash2_mlx.train.recipe.file import read_recipe
+from dflash2_mlx.train.reporting.history import History
+from dflash2_mlx.train.run import job
+from dflash2_mlx.train.run.stopping import Stopper
 from tests.tiny_checkpoints import VOCAB, write_target
 from tests.train.commands import Double, refused, train, write_data
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from mlx import nn
 
-from dflash2_mlx.train.data_answers import Asked, answers
+from dflash2_mlx.train.data.answers import Asked, answers
 from tests import tiny
 
 TOKENS = 12

@@ -10,8 +10,8 @@ import pytest
 
 from dflash2_mlx.errors import CheckpointError, PairError, RequestError
 from dflash2_mlx.target.load import load_target
-from dflash2_mlx.train import data_command
-from dflash2_mlx.train.dataset import open_dataset
+from dflash2_mlx.train.data import command as data_command
+from dflash2_mlx.train.data.dataset import open_dataset
 from tests import tiny
 from tests.chat_doubles import make_tokenizer
 from tests.tiny_checkpoints import write_target
@@ -75,7 +75,7 @@ def test_ctrl_c_keeps_shards_and_tells_how_to_go_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from dflash2_mlx.train import data_answers
+    from dflash2_mlx.train.data import answers as data_answers
 
     whole, real = ("--prompts", str(prompts)), data_answers.answers
 

@@ -10,8 +10,8 @@ import pytest
 
 from dflash2_mlx.errors import CheckpointError, PairError
 from dflash2_mlx.pairs import TargetFacts
-from dflash2_mlx.train.dataset import Dataset, check_target, describe, open_dataset, write_dataset
-from dflash2_mlx.train.tokens import Conversation, shard_path, write_shard
+from dflash2_mlx.train.data.dataset import Dataset, check_target, describe, open_dataset, write_dataset
+from dflash2_mlx.train.data.tokens import Conversation, shard_path, write_shard
 
 FACTS = TargetFacts(8, 2, 32)
 

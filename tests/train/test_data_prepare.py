@@ -12,10 +12,11 @@ import pytest
 
 from dflash2_mlx.errors import CheckpointError, DFlashError, PairError, RequestError
 from dflash2_mlx.pairs import TargetFacts
-from dflash2_mlx.train.data_answers import Asked
-from dflash2_mlx.train.data_conversations import Encoder, conversations
-from dflash2_mlx.train.data_plan import Item
-from dflash2_mlx.train.data_prepare import (
+from dflash2_mlx.train.data.answers import Asked
+from dflash2_mlx.train.data.conversations import Encoder, conversations
+from dflash2_mlx.train.data.dataset import Dataset, open_dataset, read_dataset
+from dflash2_mlx.train.data.plan import Item
+from dflash2_mlx.train.data.prepare import (
     SHARD,
     Progress,
     TargetIdentity,
@@ -26,8 +27,7 @@ from dflash2_mlx.train.data_prepare import (
     is_enough,
     prepare,
 )
-from dflash2_mlx.train.dataset import Dataset, open_dataset, read_dataset
-from dflash2_mlx.train.tokens import Conversation
+from dflash2_mlx.train.data.tokens import Conversation
 from tests.chat_doubles import make_tokenizer
 
 TARGET = TargetIdentity("m", "f" * 64, "t" * 64, TargetFacts(8, 2, 512))

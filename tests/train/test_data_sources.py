@@ -13,10 +13,10 @@ import pytest
 
 from dflash2_mlx.errors import DFlashError, RequestError
 from dflash2_mlx.prompts import KINDS, hub_rows, own
-from dflash2_mlx.train.data_exclude import without, words
-from dflash2_mlx.train.data_own import template_prompts
-from dflash2_mlx.train.data_plan import Item, make_plan, read_plan, write_plan
-from dflash2_mlx.train.data_sources import Sources, gather
+from dflash2_mlx.train.data.exclude import without, words
+from dflash2_mlx.train.data.own import template_prompts
+from dflash2_mlx.train.data.plan import Item, make_plan, read_plan, write_plan
+from dflash2_mlx.train.data.sources import Sources, gather
 
 
 def lines(path: Path, *rows: Any) -> Path:

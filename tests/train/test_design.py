@@ -14,9 +14,9 @@ from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.errors import RequestError
 from dflash2_mlx.pairs import TargetFacts, misfits
 from dflash2_mlx.target.adapter import Target
-from dflash2_mlx.train.design import default_taps, design, differences, published_config
-from dflash2_mlx.train.mask_token import choose_mask_token
-from dflash2_mlx.train.recipe import Shape
+from dflash2_mlx.train.recipe.values import Shape
+from dflash2_mlx.train.start.design import default_taps, design, differences, published_config
+from dflash2_mlx.train.start.mask_token import choose_mask_token
 from tests import tiny
 from tests.tiny_families import HIDDEN, NAMED, OTHERS, VOCAB, gemma3_text, llama
 from tests.tiny_tokenizer import tokenizer, tokenizer_wrapper

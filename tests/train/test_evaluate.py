@@ -13,9 +13,9 @@ from dflash2_mlx.errors import PairError, RequestError
 from dflash2_mlx.pairs import Pair
 from dflash2_mlx.prompts import Prompt
 from dflash2_mlx.text.stream import generate
-from dflash2_mlx.train import held_out
-from dflash2_mlx.train.evaluate import decode_acceptance
-from dflash2_mlx.train.held_out import HeldOut, answer, held_out_prompts
+from dflash2_mlx.train.data import held_out
+from dflash2_mlx.train.data.held_out import HeldOut, answer, held_out_prompts
+from dflash2_mlx.train.run.evaluate import decode_acceptance
 from tests.tiny_checkpoints import write_target
 from tests.tiny_drafters import tiny_drafter_config, write_drafter
 

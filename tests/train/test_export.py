@@ -20,12 +20,12 @@ from dflash2_mlx.errors import CheckpointError, RequestError
 from dflash2_mlx.hub import shown_name
 from dflash2_mlx.pairs import TargetFacts
 from dflash2_mlx.target.adapter import Target
-from dflash2_mlx.train.card import CardFacts
-from dflash2_mlx.train.design import design
-from dflash2_mlx.train.export import check_export, export
-from dflash2_mlx.train.history import EvaluationLine
-from dflash2_mlx.train.recipe import Recipe, Shape
-from dflash2_mlx.train.warm import new_model
+from dflash2_mlx.train.recipe.values import Recipe, Shape
+from dflash2_mlx.train.reporting.card import CardFacts
+from dflash2_mlx.train.reporting.history import EvaluationLine
+from dflash2_mlx.train.run.export import check_export, export
+from dflash2_mlx.train.start.design import design
+from dflash2_mlx.train.start.warm import new_model
 from dflash2_quantize import quantize_command
 from tests import tiny
 from tests.test_reference_parity import GROWING, Pairing, assert_parity, random_taps

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 
 from dflash2_mlx.errors import CheckpointError, ModelNotFound
-from dflash2_mlx.train.fingerprint import fingerprint, target_folder, tokenizer_fingerprint
+from dflash2_mlx.train.data.fingerprint import fingerprint, target_folder, tokenizer_fingerprint
 from tests.tiny_checkpoints import write_target
 
 

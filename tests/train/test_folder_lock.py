@@ -10,8 +10,8 @@ import pytest
 from dflash2_mlx.errors import CheckpointError, RequestError
 from dflash2_mlx.train import folder_lock
 from dflash2_mlx.train.folder_lock import held, waited_for
-from dflash2_mlx.train.row_store import RowStore
-from dflash2_mlx.train.rows import rows_path, write_rows
+from dflash2_mlx.train.rows.hidden import rows_path, write_rows
+from dflash2_mlx.train.rows.store import RowStore
 from tests.train.training import subject
 
 

@@ -13,11 +13,12 @@ import pytest
 
 from dflash2_mlx import cli, pairs
 from dflash2_mlx.drafter.load import load_drafter
-from dflash2_mlx.train import folder_lock, rows_kept
-from dflash2_mlx.train.export import clean
+from dflash2_mlx.train import folder_lock
+from dflash2_mlx.train.data.tokens import Conversation
 from dflash2_mlx.train.folder_lock import held
-from dflash2_mlx.train.recipe_file import read_recipe
-from dflash2_mlx.train.tokens import Conversation
+from dflash2_mlx.train.recipe.file import read_recipe
+from dflash2_mlx.train.rows import kept as rows_kept
+from dflash2_mlx.train.run.export import clean
 from tests.train.commands import HELD_OUT, SMALL, Double, refused, train, write_data
 
 

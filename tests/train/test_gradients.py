@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_unflatten
 
-from dflash2_mlx.train import quick
 from dflash2_mlx.train.lanes import open_lanes
-from dflash2_mlx.train.loss import BlockBatch, block_loss
-from dflash2_mlx.train.recipe import Loss
-from dflash2_mlx.train.step import _computed, gradients
+from dflash2_mlx.train.learning import quick
+from dflash2_mlx.train.learning.loss import BlockBatch, block_loss
+from dflash2_mlx.train.learning.step import _computed, gradients
+from dflash2_mlx.train.recipe.values import Loss
 from tests.tiny_families import VOCAB
 from tests.train.training import Subject, batch_of, subject, whole_columns
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dflash2_mlx.errors import CheckpointError
-from dflash2_mlx.train.history import EvaluationLine, History, StepLine
+from dflash2_mlx.train.reporting.history import EvaluationLine, History, StepLine
 
 
 def step_line(step: int, **changes: Any) -> StepLine:

@@ -13,15 +13,15 @@ import pytest
 from mlx.utils import tree_flatten
 
 from dflash2_mlx.errors import CheckpointError
-from dflash2_mlx.train import checkpoint
-from dflash2_mlx.train.batches import conversations_of, micro_batches
-from dflash2_mlx.train.held_out import HeldOut
-from dflash2_mlx.train.history import EvaluationLine, StepLine
-from dflash2_mlx.train.loop import Outcome, Trainer, stretch
-from dflash2_mlx.train.recipe import Loop, Loss, Recipe
-from dflash2_mlx.train.replay import record, replay
-from dflash2_mlx.train.row_store import RowStore
-from dflash2_mlx.train.rows import Rows
+from dflash2_mlx.train.data.held_out import HeldOut
+from dflash2_mlx.train.learning.batches import conversations_of, micro_batches
+from dflash2_mlx.train.loop import checkpoint
+from dflash2_mlx.train.loop.replay import record, replay
+from dflash2_mlx.train.loop.trainer import Outcome, Trainer, stretch
+from dflash2_mlx.train.recipe.values import Loop, Loss, Recipe
+from dflash2_mlx.train.reporting.history import EvaluationLine, StepLine
+from dflash2_mlx.train.rows.hidden import Rows
+from dflash2_mlx.train.rows.store import RowStore
 from tests.running import decode
 from tests.train.training import Subject, subject
 
@@ -185,7 +185,7 @@ def test_every_conversation_comes_once_an_epoch_in_an_order_of_its_own() -> None
 
 
 def test_a_long_conversation_is_cut_around_what_the_target_wrote() -> None:
-    from dflash2_mlx.train.tokens import Conversation
+    from dflash2_mlx.train.data.tokens import Conversation
 
     conversation = Conversation(np.arange(100, dtype=np.int32), np.arange(100) >= 80)
     rows = Rows(mx.arange(100)[:, None], mx.arange(100)[:, None], mx.arange(100)[:, None])
@@ -226,7 +226,7 @@ def decode_all(one: Subject, drafter: Any, text: HeldOut) -> tuple[int, int]:
 
 def test_it_learns_a_targets_text_by_heart(tmp_path: Path) -> None:
     """From random weights, with every part on, to what a perfect drafter commits, by real decoding."""
-    from dflash2_mlx.train.evaluate import drafter_of
+    from dflash2_mlx.train.run.evaluate import drafter_of
 
     layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     one = subject("llama", count=2, tokens=40, output_multiplier=1.0, final_logit_softcapping=None, **layers)

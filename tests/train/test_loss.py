@@ -8,11 +8,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from dflash2_mlx.train.head import ABSENT, choose_ids, head_columns
-from dflash2_mlx.train.loss import LossParts, block_loss
-from dflash2_mlx.train.packed import embedded_rows, packed_hidden
-from dflash2_mlx.train.recipe import Loss
-from dflash2_mlx.train.step import wanted_tokens
+from dflash2_mlx.train.learning.head import ABSENT, choose_ids, head_columns
+from dflash2_mlx.train.learning.loss import LossParts, block_loss
+from dflash2_mlx.train.learning.packed import embedded_rows, packed_hidden
+from dflash2_mlx.train.learning.step import wanted_tokens
+from dflash2_mlx.train.recipe.values import Loss
 from tests.train.training import Subject, batch_of, subject, whole_columns
 
 WHOLE = Loss(frequent=0, sampled=0, distill=0.0, selector=1.0)

@@ -13,14 +13,14 @@ from mlx.utils import tree_flatten
 from dflash2_mlx.errors import RequestError
 from dflash2_mlx.pairs import TargetFacts
 from dflash2_mlx.target.adapter import Target
-from dflash2_mlx.train.design import design
-from dflash2_mlx.train.head import head_columns
+from dflash2_mlx.train.check.memory import MemoryEstimate, check, estimate, parameters
 from dflash2_mlx.train.lanes import open_lanes
-from dflash2_mlx.train.loss import BlockBatch
-from dflash2_mlx.train.memory import MemoryEstimate, check, estimate, parameters
-from dflash2_mlx.train.recipe import Recipe, Shape
-from dflash2_mlx.train.step import gradients
-from dflash2_mlx.train.warm import new_model
+from dflash2_mlx.train.learning.head import head_columns
+from dflash2_mlx.train.learning.loss import BlockBatch
+from dflash2_mlx.train.learning.step import gradients
+from dflash2_mlx.train.recipe.values import Recipe, Shape
+from dflash2_mlx.train.start.design import design
+from dflash2_mlx.train.start.warm import new_model
 from tests import tiny
 from tests.tiny_families import HIDDEN, VOCAB, llama
 

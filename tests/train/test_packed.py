@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dflash2_mlx.drafter.propose import Drafter
-from dflash2_mlx.train.packed import embedded_rows, packed_hidden, padded_taps
+from dflash2_mlx.train.learning.packed import embedded_rows, packed_hidden, padded_taps
 from tests.train.training import Subject, drafter_model, subject
 
 ANCHORS = (1, 2, 7, 15, 16, 21, 24)

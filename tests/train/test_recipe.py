@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dflash2_mlx.errors import RequestError
-from dflash2_mlx.train.recipe import Loop, Loss, Recipe, Shape
-from dflash2_mlx.train.recipe_fields import FIELDS
-from dflash2_mlx.train.recipe_file import check, read_recipe, write_recipe
-from dflash2_mlx.train.recipe_flags import add_recipe_arguments, recipe_from, recipe_path
+from dflash2_mlx.train.recipe.fields import FIELDS
+from dflash2_mlx.train.recipe.file import check, read_recipe, write_recipe
+from dflash2_mlx.train.recipe.flags import add_recipe_arguments, recipe_from, recipe_path
+from dflash2_mlx.train.recipe.values import Loop, Loss, Recipe, Shape
 
 UNUSUAL = Recipe(
     target="../my target",

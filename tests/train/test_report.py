@@ -10,11 +10,11 @@ import pytest
 
 from dflash2_mlx.report.blocks import Plot, Report, Table, Text
 from dflash2_mlx.report.page import html_page
-from dflash2_mlx.train import figures
-from dflash2_mlx.train.history import History
-from dflash2_mlx.train.recipe import Loop, Loss, Recipe, Shape
-from dflash2_mlx.train.recipe_fields import FIELDS
-from dflash2_mlx.train.report_blocks import brief, machine_facts, training_report
+from dflash2_mlx.train.recipe.fields import FIELDS
+from dflash2_mlx.train.recipe.values import Loop, Loss, Recipe, Shape
+from dflash2_mlx.train.reporting import figures
+from dflash2_mlx.train.reporting.blocks import brief, machine_facts, training_report
+from dflash2_mlx.train.reporting.history import History
 from tests.train.test_history import evaluation_line, step_line
 
 RECIPE = Recipe(target="tiny", data="texts", loop=Loop(steps=300))
@@ -65,14 +65,6 @@ def test_positions_of_a_plot_are_few() -> None:
     assert figures.shown_positions(16) == [0, 1, 3, 7, 15]
     assert figures.shown_positions(1) == [0]
     assert figures.shown_positions(0) == []
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.4, "0 s"), (59.6, "1 min"), (312, "5 min 12 s"), (3599.9, "1 h"), (12000, "3 h 20 min"), (190000, "2 d 4 h")],
-)
-def test_durations(seconds: float, words: str) -> None:
-    assert figures.duration(seconds) == words
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from dflash2_mlx.errors import CheckpointError, DFlashError, RequestError
-from dflash2_mlx.train import run_folder
-from dflash2_mlx.train.recipe import Loop, Recipe, Shape
-from dflash2_mlx.train.recipe_fields import FIELDS
-from dflash2_mlx.train.recipe_file import read_recipe
-from dflash2_mlx.train.run_folder import MAY_CHANGE, is_run, open_run
+from dflash2_mlx.train.recipe.fields import FIELDS
+from dflash2_mlx.train.recipe.file import read_recipe
+from dflash2_mlx.train.recipe.values import Loop, Recipe, Shape
+from dflash2_mlx.train.run import folder as run_folder
+from dflash2_mlx.train.run.folder import MAY_CHANGE, is_run, open_run
 
 RECIPE = Recipe(shape=Shape(layers=4, taps=(1, 5, 9)), loop=Loop(steps=10, warmup=2))
 IDENTITY = {"target": "aa11", "data": "bb22"}
@@ -94,8 +94,8 @@ def test_two_trainings_never_write_one_folder(tmp_path: Path) -> None:
 _HOLDING = """
 import sys, time
 from pathlib import Path
-from dflash2_mlx.train.recipe import Recipe
-from dflash2_mlx.train.run_folder import open_run
+from dflash2_mlx.train.recipe.values import Recipe
+from dflash2_mlx.train.run.folder import open_run
 with open_run(Path(sys.argv[1]), Recipe(), {}):
     print("held", flush=True)
     time.sleep(60)

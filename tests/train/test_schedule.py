@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from dflash2_mlx.train.recipe import Loop
-from dflash2_mlx.train.schedule import learning_rate
+from dflash2_mlx.train.loop.schedule import learning_rate
+from dflash2_mlx.train.recipe.values import Loop
 
 
 def rates(**values: float) -> list[float]:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console as RichConsole
 
-from dflash2_mlx.train.history import History
-from dflash2_mlx.train.recipe import Recipe
-from dflash2_mlx.train.report_blocks import training_report
-from dflash2_mlx.train.terminal import Console
+from dflash2_mlx.train.recipe.values import Recipe
+from dflash2_mlx.train.reporting.blocks import training_report
+from dflash2_mlx.train.reporting.history import History
+from dflash2_mlx.train.reporting.terminal import Console
 from tests.train.test_history import evaluation_line, step_line
 
 

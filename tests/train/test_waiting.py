@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dflash2_mlx.train import data_progress, waiting
-from dflash2_mlx.train.data_progress import Meter
-from dflash2_mlx.train.waiting import counting
-from dflash2_mlx.train.wording import counted, in_brackets
+from dflash2_mlx.train.data import progress as data_progress
+from dflash2_mlx.train.data.progress import Meter
+from dflash2_mlx.train.reporting import waiting
+from dflash2_mlx.train.reporting.waiting import counting
+from dflash2_mlx.train.wording import counted, duration, in_brackets
 
 
 def test_without_a_terminal_a_wait_says_a_line_a_minute(
@@ -30,6 +31,14 @@ def test_counts_and_kinds() -> None:
     assert [counted(1, "shard"), counted(2000, "shard")] == ["1 shard", "2,000 shards"]
     assert in_brackets({"code": 2.5, "chat": 1.25}) == " (code 2.50, chat 1.25)"
     assert in_brackets({"other": 1.02}) == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.4, "0 s"), (59.6, "1 min"), (312, "5 min 12 s"), (3599.9, "1 h"), (12000, "3 h 20 min"), (190000, "2 d 4 h")],
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
 
 
 def test_the_last_seconds_of_a_preparation_are_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

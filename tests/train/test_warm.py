@@ -17,12 +17,12 @@ from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.errors import RequestError
 from dflash2_mlx.pairs import TargetFacts
 from dflash2_mlx.target.adapter import Target
-from dflash2_mlx.train.codebook import leading_directions, open_gate
-from dflash2_mlx.train.design import design, published_config
-from dflash2_mlx.train.packed import packed_hidden
-from dflash2_mlx.train.recipe import Shape
-from dflash2_mlx.train.target_parts import norm_scale, parts_of
-from dflash2_mlx.train.warm import default_sources, new_model
+from dflash2_mlx.train.learning.packed import packed_hidden
+from dflash2_mlx.train.recipe.values import Shape
+from dflash2_mlx.train.start.codebook import leading_directions, open_gate
+from dflash2_mlx.train.start.design import design, published_config
+from dflash2_mlx.train.start.target_parts import norm_scale, parts_of
+from dflash2_mlx.train.start.warm import default_sources, new_model
 from tests import tiny
 from tests.tiny_drafters import write_drafter
 from tests.tiny_families import HIDDEN, NAMED, OTHERS, VOCAB

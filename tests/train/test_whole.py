@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dflash2_mlx import cli
-from dflash2_mlx.train import job
-from dflash2_mlx.train.history import History
+from dflash2_mlx.train.reporting.history import History
+from dflash2_mlx.train.run import job
 from tests.tiny_checkpoints import write_target
 
 TEMPLATE = "{% for message in messages %}<|user|>{{ message.content }}{% endfor %}"

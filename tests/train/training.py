@@ -13,13 +13,13 @@ from mlx.utils import tree_flatten
 from dflash2_mlx.drafter.config import DrafterConfig, parse_config
 from dflash2_mlx.drafter.model import DraftModel
 from dflash2_mlx.target.adapter import Target
-from dflash2_mlx.train.anchors import Blocks, sample_blocks
-from dflash2_mlx.train.head import Columns, choose_ids, head_columns
+from dflash2_mlx.train.data.tokens import Conversation
 from dflash2_mlx.train.lanes import Lanes, open_lanes
-from dflash2_mlx.train.loss import BlockBatch
-from dflash2_mlx.train.rows import Rows, compute_rows
-from dflash2_mlx.train.step import make_batch, position_weights
-from dflash2_mlx.train.tokens import Conversation
+from dflash2_mlx.train.learning.anchors import Blocks, sample_blocks
+from dflash2_mlx.train.learning.head import Columns, choose_ids, head_columns
+from dflash2_mlx.train.learning.loss import BlockBatch
+from dflash2_mlx.train.learning.step import make_batch, position_weights
+from dflash2_mlx.train.rows.hidden import Rows, compute_rows
 from tests.tiny import build, plain_greedy, random_prompt
 from tests.tiny_drafters import drafter_weights, tiny_drafter_config
 

@@ -1,0 +1,1 @@
+"""What a training run is: the values, their table of fields, the TOML file and the flags."""
