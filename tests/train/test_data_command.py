@@ -134,3 +134,19 @@ def test_a_target_that_changed_between_two_runs_is_refused(tmp_path: Path, targe
     make_tokenizer().save_pretrained(str(tmp_path / "tuned"))
     with pytest.raises(PairError, match=r"prepared with .*target .* now the target is .*tuned"):
         run(tmp_path, *flags, model="tuned")
+
+
+def test_folders_of_this_target_are_joined(
+    tmp_path: Path, target: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path, "--prompts", str(prompts), "--limit", "4") == 0
+    assert run(tmp_path, "--prompts", str(prompts), "--limit", "3", "--seed", "1", out="more") == 0
+    monkeypatch.setattr("dflash2_mlx.pairs.load", None)  # no weights are needed
+    assert run(tmp_path, "--join", str(tmp_path / "data"), "--join", str(tmp_path / "more"), out="both") == 0
+    joined = open_dataset(tmp_path / "both")
+    parts = [open_dataset(tmp_path / name).conversations for name in ("data", "more")]
+    assert (joined.shards, joined.conversations) == (2, sum(parts))
+    assert min(parts) > 2
+    assert f"digest {joined.digest}" in capsys.readouterr().out
+    with pytest.raises(CheckpointError, match="data without its plan"):
+        run(tmp_path, "--prompts", str(prompts), out="both")

@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     from .prepare import existing
 
     options.check(args)
+    if args.join:
+        return _join(args)
     dataset, plan = _begun_or_planned(args)
     folder = target_folder(args.model)
     target = _identity(args.model, folder)
@@ -47,6 +49,21 @@ def run(args: argparse.Namespace) -> int:
             message = f"another preparation has written to {out} meanwhile: give the same command again"
             raise RequestError(message, param="out")
         return _go_on(args, _stored(args, dataset, plan, target), plan, folder)
+
+
+def _join(args: argparse.Namespace) -> int:
+    from ..folder_lock import held
+    from .fingerprint import target_folder
+    from .join import join, to_join
+    from .progress import joining
+
+    target = _identity(args.model, target_folder(args.model))
+    sources = to_join([Path(folder).expanduser() for folder in args.join], target)
+    out = Path(args.out).expanduser()
+    with held(out, "another preparation"), joining() as progress:
+        dataset = join(out, sources, target, progress)
+    _summary(dataset)
+    return 0
 
 
 def _go_on(args: argparse.Namespace, dataset: Dataset, plan: Sequence[Item], folder: Path) -> int:

@@ -31,6 +31,8 @@ _KEPT = (
     "dtype",
     "seed",
 )
+# What does not go along with --join.
+_SOURCES = ("prompts", "texts", "set", "templates", "completions", "exclude", "limit", "tokens")
 _LEAST = {
     "limit": 1,
     "tokens": 1,
@@ -71,6 +73,13 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
         help="prompts that stay out with their close variants: a text, one a line, or JSON Lines",
     )
     add("--limit", type=int, metavar="N", help="most prompts of each source (a Hub data set: 2,000 where not given)")
+    add(
+        "--join",
+        metavar="DIR",
+        **many,
+        help="a prepared folder of the same target, such as another machine's: its shards are copied, nothing is "
+        "generated; with no other source",
+    )
 
 
 def _add_answers(parser: argparse.ArgumentParser) -> None:
@@ -89,12 +98,18 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Raises RequestError for a number that is too small, or temperatures that are none."""
+    """Raises RequestError for a number that is too small, temperatures that are none, sources that do not go along."""
     for name, least in _LEAST.items():
         value = getattr(args, name)
         if value is not None and value < least:
             raise RequestError(f"--{name.replace('_', '-')} {value}: it has to be {least} or more", param=name)
     temperatures(args)
+    others = [f"--{name}" for name in _SOURCES if getattr(args, name)] if args.join else []
+    if others:
+        message = (
+            f"--join takes whole folders as they are: prepare {', '.join(others)} in a folder of its own, then join"
+        )
+        raise RequestError(message, param="join")
 
 
 def temperatures(args: argparse.Namespace) -> list[float]:

@@ -66,6 +66,20 @@ def preparing(meter: Meter) -> Iterator[tuple[Callable[[Progress], None], Callab
         yield show, count
 
 
+@contextmanager
+def joining() -> Iterator[Callable[[int, int], None]]:
+    """The callback for `join`: on a terminal a bar, else nothing, since copying takes seconds."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    with Bars(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("shards", total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
 def _count(meter: Meter, tokens: int) -> None:
     meter.generated += tokens
 

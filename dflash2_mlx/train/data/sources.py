@@ -47,7 +47,8 @@ def gather(sources: Sources, seed: int) -> list[Item]:
         found.append([_from_prompt(prompt) for prompt in template_prompts(seed)])
     if not found:
         raise RequestError(
-            "no prompts are named: give one or more of --prompts, --texts, --set, --templates and --completions",
+            "no prompts are named: give one or more of --prompts, --texts, --set, --templates and --completions "
+            "(or --join)",
             param="prompts",
         )
     kept = [item for items in found for item in without(items, sources.exclude)[: sources.limit]]
