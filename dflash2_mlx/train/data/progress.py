@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ..wording import duration
 from .prepare import Progress
+from .tokens import SHARD
 
 
 @dataclass
@@ -42,6 +43,7 @@ class Meter:
 def preparing(meter: Meter) -> Iterator[tuple[Callable[[Progress], None], Callable[[int], None]]]:
     """The callbacks for `prepare` and for `answers`; on a terminal a bar, else a line on stderr for each shard."""
     if not sys.stderr.isatty():
+        print(f"answers begin; a line for each shard of {SHARD} follows", file=sys.stderr, flush=True)
         yield (lambda now: _line(meter, now)), (lambda count: _count(meter, count))
         return
     from rich.console import Console
