@@ -35,7 +35,8 @@ def prompts(tmp_path: Path) -> Path:
 def run(tmp_path: Path, *flags: str, out: str = "data", model: str = "target") -> int:
     parser = argparse.ArgumentParser()
     data_command.add_arguments(parser)
-    given = ["--model", str(tmp_path / model), "--out", str(tmp_path / out), "--max-tokens", "6", *flags]
+    most = [] if "--join" in flags else ["--max-tokens", "6"]
+    given = ["--model", str(tmp_path / model), "--out", str(tmp_path / out), *most, *flags]
     return data_command.run(parser.parse_args(given))
 
 

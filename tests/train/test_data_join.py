@@ -119,9 +119,9 @@ def test_a_damaged_shard_ends_it_with_its_name(tmp_path: Path) -> None:
         join(tmp_path / "out", found, TARGET)
 
 
-def test_no_other_source_goes_along(tmp_path: Path) -> None:
+def test_no_other_option_goes_along(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
-    given = ["--out", str(tmp_path / "out"), "--join", "a", "--templates", "--tokens", "5"]
-    with pytest.raises(RequestError, match="prepare --templates, --tokens in a folder of its own"):
+    given = ["--out", str(tmp_path / "out"), "--join", "a", "--templates", "--tokens", "5", "--temperatures", "0"]
+    with pytest.raises(RequestError, match="without --templates, --tokens, --temperatures:"):
         options.check(parser.parse_args(given))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...errors import CheckpointError, PairError, RequestError
 from .dataset import FILE, PLAN, Dataset, Part, read_dataset, write_dataset
-from .prepare import TargetIdentity, check_same_target
+from .prepare import TargetIdentity, check_same_target, empty
 from .tokens import shard_path, write_shard
 
 
@@ -81,15 +81,6 @@ def _begun(out: Path, sources: Sequence[Dataset], target: TargetIdentity, wanted
         return found
     if out.exists() and any(not path.name.startswith(".") for path in out.iterdir()):
         raise CheckpointError(f"{out} holds other files and no {FILE}: give --out a new folder")
-    return Dataset(
-        folder=out,
-        target=target.name,
-        target_fingerprint=target.fingerprint,
-        tokenizer_fingerprint=target.tokenizer_fingerprint,
-        vocab_size=target.facts.vocab_size,
-        hidden_size=target.facts.hidden_size,
-        num_layers=target.facts.num_layers,
-        sources=tuple(sorted({name for one in sources for name in one.sources})),
-        options={"join": [one.digest for one in sources], "reasoning": sources[0].options.get("reasoning")},
-        planned=wanted[-1].planned,
-    )
+    names = {name for one in sources for name in one.sources}
+    options = {"join": [one.digest for one in sources], "reasoning": sources[0].options.get("reasoning")}
+    return empty(out, target, names, options, wanted[-1].planned)

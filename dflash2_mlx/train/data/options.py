@@ -31,8 +31,6 @@ _KEPT = (
     "dtype",
     "seed",
 )
-# What does not go along with --join.
-_SOURCES = ("prompts", "texts", "set", "templates", "completions", "exclude", "limit", "tokens")
 _LEAST = {
     "limit": 1,
     "tokens": 1,
@@ -78,7 +76,7 @@ def _add_sources(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         **many,
         help="a prepared folder of the same target, such as another machine's: its shards are copied, nothing is "
-        "generated; with no other source",
+        "generated; no other option goes along",
     )
 
 
@@ -104,10 +102,19 @@ def check(args: argparse.Namespace) -> None:
         if value is not None and value < least:
             raise RequestError(f"--{name.replace('_', '-')} {value}: it has to be {least} or more", param=name)
     temperatures(args)
-    others = [f"--{name}" for name in _SOURCES if getattr(args, name)] if args.join else []
+    if args.join:
+        _check_alone(args)
+
+
+def _check_alone(args: argparse.Namespace) -> None:
+    """Raises RequestError for every option beside --join: nothing is generated that it could be for."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    given = [name for name in vars(parser.parse_args(["--out", ""])) if getattr(args, name) != parser.get_default(name)]
+    others = [f"--{name.replace('_', '-')}" for name in given if name not in ("model", "out", "join")]
     if others:
         message = (
-            f"--join takes whole folders as they are: prepare {', '.join(others)} in a folder of its own, then join"
+            f"--join takes folders as they are, without {', '.join(others)}: prepare such a folder first, then join"
         )
         raise RequestError(message, param="join")
 

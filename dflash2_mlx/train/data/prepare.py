@@ -82,9 +82,19 @@ def check_same_target(found: Dataset, target: TargetIdentity) -> None:
 
 def begin(folder: Path, plan: Sequence[Item], target: TargetIdentity, options: Mapping[str, Any]) -> Dataset:
     """Store the plan and an empty dataset. Raises DFlashError where the folder cannot be written."""
-    sources = tuple(sorted({item.source for item in plan}))
+    new = empty(folder, target, {item.source for item in plan}, options, len(plan))
+    write_plan(folder, plan)
+    write_dataset(new)
+    return new
+
+
+def empty(
+    folder: Path, target: TargetIdentity, names: Iterable[str], options: Mapping[str, Any], planned: int
+) -> Dataset:
+    """A dataset of `planned` conversations, without any yet; `names` are of its sources. Nothing is written."""
+    sources = tuple(sorted(names))
     shown = sources if len(sources) <= 20 else (*sources[:20], f"and {len(sources) - 20} more")
-    new = Dataset(
+    return Dataset(
         folder=folder,
         target=target.name,
         target_fingerprint=target.fingerprint,
@@ -94,11 +104,8 @@ def begin(folder: Path, plan: Sequence[Item], target: TargetIdentity, options: M
         num_layers=target.facts.num_layers,
         sources=shown,
         options=dict(options),
-        planned=len(plan),
+        planned=planned,
     )
-    write_plan(folder, plan)
-    write_dataset(new)
-    return new
 
 
 def is_enough(dataset: Dataset, tokens: int | None) -> bool:
