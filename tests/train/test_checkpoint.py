@@ -218,12 +218,12 @@ def test_a_file_cut_anywhere_is_told(tmp_path: Path) -> None:
 
 
 def test_another_layout_is_told(tmp_path: Path) -> None:
-    tokens.write_arrays(tmp_path / "state.safetensors", {"weights.w": mx.zeros(1)}, {"version": "2", "state": "{}"})
-    with pytest.raises(CheckpointError, match=r"layout 2, this version of dflash2-mlx reads 1"):
+    tokens.write_arrays(tmp_path / "state.safetensors", {"weights.w": mx.zeros(1)}, {"version": "1", "state": "{}"})
+    with pytest.raises(CheckpointError, match=r"layout 1, this version of dflash2-mlx reads 2"):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("said", [{}, {"version": "1", "state": "[]"}, {"version": "1", "state": '{"step": null}'}])
+@pytest.mark.parametrize("said", [{}, {"version": "2", "state": "[]"}, {"version": "2", "state": '{"step": null}'}])
 def test_other_safetensors_files_are_no_state(tmp_path: Path, said: dict[str, str]) -> None:
     tokens.write_arrays(tmp_path / "state.safetensors", {"w": mx.zeros(1)}, said)
     with pytest.raises(CheckpointError, match=r"state\.safetensors"):

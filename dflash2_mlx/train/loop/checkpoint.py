@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from ...errors import CheckpointError, DFlashError
 from ..data.tokens import write_arrays
 
-VERSION = "1"
+VERSION = "2"
 _WEIGHTS, _OPTIMIZER = "weights.", "optimizer."
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_flatten
 
@@ -29,11 +28,9 @@ from ..reporting.history import EvaluationLine, StepLine
 from ..rows.hidden import Rows
 from ..rows.store import RowStore
 from . import checkpoint
+from .optimizer import DraftOptimizer
 from .replay import Recorded, replay
 from .schedule import learning_rate
-
-# Adam's second moment reaches back 20 steps at 0.95: runs here have hundreds of steps, not millions.
-_BETAS = (0.9, 0.95)
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,7 @@ class Trainer:
         self._state_folder, self._best_folder = folder / "state", folder / "best"
         self._on_step, self._on_evaluation, self._cancelled = on_step, on_evaluation, cancelled
         self._rate = learning_rate(recipe.loop)
-        self._optimizer = optim.AdamW(
-            learning_rate=recipe.loop.learning_rate, betas=list(_BETAS), weight_decay=recipe.loop.weight_decay
-        )
+        self._optimizer = DraftOptimizer(recipe.loop)
         self._places = [(i, j) for i, shard in enumerate(store.shards) for j in range(len(shard))]
         self._dtype = compute_dtype(recipe.loop.precision)
         self.step = 0
@@ -175,14 +170,14 @@ class Trainer:
             dtype=self._dtype,
             checkpointing=loop.checkpointing,
         )
-        gradient, size = optim.clip_grad_norm(gradient, loop.clip)
+        gradient, size = self._optimizer.clipped(gradient, loop.clip)
         norm = _number(size)
         if not math.isfinite(norm):
             raise CheckpointError(
                 f"step {self.step + 1}: the gradient is not finite (loss {_number(parts.loss):.3g}). "
                 "What was saved last is kept; train with a lower --learning-rate in another --out"
             )
-        self._optimizer.learning_rate = rate
+        self._optimizer.set_rate(rate)
         self._optimizer.update(self.model, gradient)
         mx.eval(self.model.parameters(), self._optimizer.state)
         return parts, norm
