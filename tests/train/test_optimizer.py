@@ -41,20 +41,31 @@ def moved(optimizer: Any, rates: list[float], set_rate: Any) -> dict[str, np.nda
     return flat(model.trainable_parameters())
 
 
-def adamw(rates: list[float]) -> dict[str, np.ndarray]:
-    optimizer = AdamW(learning_rate=LOOP.learning_rate, betas=[0.9, 0.95], weight_decay=LOOP.weight_decay)
+def adamw(rates: list[float], decay: float) -> dict[str, np.ndarray]:
+    optimizer = AdamW(learning_rate=LOOP.learning_rate, betas=[0.9, 0.95], weight_decay=decay)
     return moved(optimizer, rates, lambda rate: setattr(optimizer, "learning_rate", rate))
 
 
-def test_all_but_the_kernels_are_as_adamw_makes_them() -> None:
+def test_every_weight_moves_as_adamw_moves_it_at_its_own_rate_and_decay() -> None:
     optimizer = DraftOptimizer(LOOP)
     rates = [0.02, 0.01, 0.005]
-    found, whole, slow = moved(optimizer, rates, optimizer.set_rate), adamw(rates), adamw([x / 100 for x in rates])
-    kernels = [name for name in found if "kernel_projection" in name]
-    assert len(kernels) == 2 * len({name.split(".")[1] for name in found if name.startswith("layers.")})
+    found = moved(optimizer, rates, optimizer.set_rate)
+    arms = {
+        "kernel": adamw([x / 100 for x in rates], LOOP.weight_decay),
+        "factor": adamw(rates, 0.0),
+        "matrix": adamw(rates, LOOP.weight_decay),
+    }
+    kinds = {name: kind_of(name, array) for name, array in found.items()}
+    assert set(kinds.values()) == set(arms)
     for name, array in found.items():
-        np.testing.assert_allclose(array, (slow if name in kernels else whole)[name], rtol=1e-6, err_msg=name)
-        assert not np.allclose(array, (whole if name in kernels else slow)[name]), name
+        for kind, arm in arms.items():
+            assert np.allclose(arm[name], array, rtol=1e-6, atol=1e-8) == (kind == kinds[name]), (name, kind)
+
+
+def kind_of(name: str, array: np.ndarray) -> str:
+    if name.endswith("_conv.kernel_projection.weight"):
+        return "kernel"
+    return "factor" if "norm" in name or name.endswith("_conv.base_kernel") else "matrix"
 
 
 def test_neither_part_of_the_gradient_shortens_the_other() -> None:

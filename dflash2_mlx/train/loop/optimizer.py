@@ -24,20 +24,21 @@ _KERNEL_RATE = 0.01
 
 
 class DraftOptimizer(optim.MultiOptimizer):
-    """AdamW with the recipe's decay; `set_rate` gives the rate of the next step."""
+    """AdamW with the recipe's decay on matrices; `set_rate` gives the rate of the next step."""
 
     def __init__(self, loop: Loop) -> None:
-        def adamw(share: float) -> optim.AdamW:
-            return optim.AdamW(
-                learning_rate=share * loop.learning_rate, betas=list(_BETAS), weight_decay=loop.weight_decay
-            )
+        def adamw(share: float, decay: float) -> optim.AdamW:
+            return optim.AdamW(learning_rate=share * loop.learning_rate, betas=list(_BETAS), weight_decay=decay)
 
-        super().__init__([adamw(_KERNEL_RATE), adamw(1.0)], [makes_kernels])
+        kernels, factors = adamw(_KERNEL_RATE, loop.weight_decay), adamw(1.0, 0.0)
+        super().__init__([kernels, factors, adamw(1.0, loop.weight_decay)], [makes_kernels, is_factor])
 
     def set_rate(self, rate: float) -> None:
         """The rate of everything but what makes kernels, which has a share of it."""
-        kernels, rest = self.optimizers
-        kernels.learning_rate, rest.learning_rate = _KERNEL_RATE * rate, rate
+        kernels, *rest = self.optimizers
+        kernels.learning_rate = _KERNEL_RATE * rate
+        for one in rest:
+            one.learning_rate = rate
 
     @staticmethod
     def clipped(gradient: Any, most: float) -> tuple[Any, mx.array]:
@@ -55,3 +56,8 @@ def makes_kernels(name: str, weight: Any) -> bool:
     """Whether this weight makes the convolution's kernels by row (`kernel_projection`)."""
     del weight
     return "kernel_projection" in name.split(".")
+
+
+def is_factor(name: str, weight: mx.array) -> bool:
+    """Whether this weight multiplies channels (norms, the convolutions' `base_kernel`): near one, so nothing decays."""
+    return weight.ndim == 1 or name.endswith("base_kernel")

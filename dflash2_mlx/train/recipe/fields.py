@@ -84,7 +84,7 @@ FIELDS: tuple[Field, ...] = (
     _rate("learning_rate", "highest learning rate of AdamW", 1e-9, 1),
     _loop("warmup", "steps of linear warm-up"),
     _rate("final_share", "share of the learning rate that is left at the last step (cosine)", 0, 1),
-    _rate("weight_decay", "weight decay of AdamW", 0, 10),
+    _rate("weight_decay", "weight decay of AdamW, on matrices", 0, 10),
     _rate("clip", "largest norm of the gradient", 1e-6, 1e6),
     Field(
         "loop",

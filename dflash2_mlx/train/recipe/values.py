@@ -48,7 +48,7 @@ class Loop:
     learning_rate: float = 1e-3
     warmup: int = 50  # steps
     final_share: float = 0.02  # of the learning rate at the last step
-    weight_decay: float = 0.0  # of AdamW, on every weight
+    weight_decay: float = 0.0  # of AdamW, on matrices
     clip: float = 1.0  # largest norm of the gradient
     precision: str = "auto"  # float32, bfloat16 (weights stay float32), auto: bfloat16 on a GPU
     checkpointing: bool = False  # recompute activations in the backward pass, for memory
