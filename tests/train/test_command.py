@@ -147,11 +147,25 @@ def test_evaluate_only_exports_the_best_weights(place: Path, tmp_path: Path, dou
     assert (out / "drafter-w4a16-gs32" / "config.json").exists()
 
 
+def test_some_of_the_prompts_are_decoded_where_that_is_asked_for(
+    place: Path, tmp_path: Path, double: Double, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    assert train(place, out, "--decode", "1") == 0
+    said = capsys.readouterr().err
+    prompts = len((out / "held_out.jsonl").read_text().splitlines())
+    assert prompts > 1
+    assert f", 1 of {prompts} prompts" in said
+    assert f", 1 of {prompts} prompts" in (out / "report.html").read_text()
+    assert "1 held-out prompt" in (out / "drafter" / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--layers", "0"], "layers is 0: it must be from 1 to 64"),
         (["--minutes", "0"], "--minutes 0: give more than 0"),
+        (["--decode", "0"], "--decode 0: give 1 or more"),
         (["--quantize", "w5"], "w5"),
         (["--quantize", "w4a16:gs128"], "group size 128 does not divide"),
         (["--evaluate-only"], "holds no training run"),

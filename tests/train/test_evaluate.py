@@ -14,7 +14,7 @@ from dflash2_mlx.pairs import Pair
 from dflash2_mlx.prompts import Prompt
 from dflash2_mlx.text.stream import generate
 from dflash2_mlx.train.data import held_out
-from dflash2_mlx.train.data.held_out import HeldOut, answer, held_out_prompts
+from dflash2_mlx.train.data.held_out import HeldOut, answer, held_out_prompts, some_of
 from dflash2_mlx.train.run.evaluate import decode_acceptance
 from tests.tiny_checkpoints import write_target
 from tests.tiny_drafters import tiny_drafter_config, write_drafter
@@ -68,6 +68,15 @@ def test_our_own_are_some_of_each_kind() -> None:
     kinds = [one.kind for one in held_out_prompts(None)]
     assert len(kinds) == 14
     assert len(set(kinds)) == 7
+
+
+def test_some_of_them_are_taken_kinds_in_turn() -> None:
+    all_of_them = [
+        HeldOut((n,), kind, (0, 1)) for n, kind in enumerate(["code", "code", "chat", "code", "chat", "prose"])
+    ]
+    assert [one.prompt_ids[0] for one in some_of(all_of_them, 3)] == [0, 2, 5]
+    assert [one.prompt_ids[0] for one in some_of(all_of_them, 5)] == [0, 1, 2, 4, 5]
+    assert some_of(all_of_them, None) == some_of(all_of_them, 9) == all_of_them
 
 
 def test_a_file_without_prompts_is_refused(tmp_path: Path) -> None:

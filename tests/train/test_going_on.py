@@ -97,8 +97,8 @@ def test_packing_is_told_again_when_it_stops(
     place: Path, tmp_path: Path, double: Double, capsys: pytest.CaptureFixture[str]
 ) -> None:
     double.on_begin = lambda: os.kill(os.getpid(), signal.SIGINT)
-    assert train(place, tmp_path / "run", "--quantize", "w4a16:gs32") == cli.EXIT_INTERRUPTED
-    assert f"train --out {tmp_path / 'run'} --quantize w4a16:gs32 goes on" in capsys.readouterr().err
+    assert train(place, tmp_path / "run", "--quantize", "w4a16:gs32", "--decode", "2") == cli.EXIT_INTERRUPTED
+    assert f"train --out {tmp_path / 'run'} --quantize w4a16:gs32 --decode 2 goes on" in capsys.readouterr().err
 
 
 def test_fewer_steps_than_are_done_are_refused(unloaded: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,16 @@ class HeldOut:
     answer: tuple[int, ...]
 
 
+def some_of(held_out: Sequence[HeldOut], count: int | None) -> list[HeldOut]:
+    """`count` of them, kinds in turn, in their order; None or more than there are: all."""
+    number: dict[str, int] = {}
+    turns = []
+    for place, one in enumerate(held_out):
+        turns.append((number.setdefault(one.kind, 0), place))
+        number[one.kind] += 1
+    return [held_out[place] for place in sorted(place for _, place in sorted(turns)[:count])]
+
+
 def held_out_prompts(path: Path | None) -> list[Prompt]:
     """The prompts of a file: JSON Lines (`.jsonl`), else a text with one prompt a line; None: a few of our own.
 

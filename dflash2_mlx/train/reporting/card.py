@@ -13,7 +13,7 @@ from ...drafter.config import DrafterConfig
 from ...hub import shown_name
 from ...pairs import DEMO
 from ..recipe.values import Recipe
-from ..wording import several
+from ..wording import counted, several
 from .history import EvaluationLine
 
 RECIPE_FILE = "recipe.toml"
@@ -115,8 +115,9 @@ def _acceptance(config: DrafterConfig, facts: CardFacts) -> str:
     rows += [(kind, f"{rate:.3f}") for kind, rate in several(line.by_kind).items()]
     stands = [(str(i), f"{share:.3f}") for i, share in enumerate(line.accepted_by_position, start=1)]
     how = (
-        f"Greedy decoding in blocks of {config.block_size} after step {line.step:,}: {facts.prompts} held-out prompts, "
-        f"up to {facts.tokens} tokens each. Plain decoding has 1 token per cycle, {config.block_size} are the most."
+        f"Greedy decoding in blocks of {config.block_size} after step {line.step:,}: "
+        f"{counted(facts.prompts, 'held-out prompt')}, up to {facts.tokens} tokens each. "
+        f"Plain decoding has 1 token per cycle, {config.block_size} are the most."
     )
     return "\n\n".join([how, _table(("prompts", "tokens per cycle"), rows), _table(("draft", "accepted"), stands)])
 

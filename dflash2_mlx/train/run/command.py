@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--evaluate-only", action="store_true", help="decode and export the best weights so far, without training"
     )
     parser.add_argument("--quantize", metavar="SPEC", help="pack the export too, such as w4a16:gs64")
+    parser.add_argument(
+        "--decode", type=int, metavar="N", help="held-out prompts decoded at the end, kinds in turn (default: all)"
+    )
     add_recipe_arguments(parser)
 
 
@@ -42,22 +45,24 @@ def run(args: argparse.Namespace) -> int:
     recipe = recipe_of(args, out)
     if args.minutes is not None and not (math.isfinite(args.minutes) and args.minutes > 0):
         raise RequestError(f"--minutes {args.minutes:g}: give more than 0", param="minutes")
+    if args.decode is not None and args.decode < 1:
+        raise RequestError(f"--decode {args.decode}: give 1 or more, or leave it out for all", param="decode")
     from dflash2_mlx.drafter.quantization import parse_spec
     from dflash2_mlx.train.run.folder import check_folder, is_run
     from dflash2_mlx.train.run.job import Job, run_job
 
     spec = parse_spec(args.quantize)
     check_folder(out)
-    job = Job(recipe, out, minutes=args.minutes, evaluate_only=args.evaluate_only, quantize=spec)
+    job = Job(recipe, out, minutes=args.minutes, evaluate_only=args.evaluate_only, quantize=spec, decode=args.decode)
     try:
         outcome = run_job(job)
     except KeyboardInterrupt:
         if not is_run(out):
             raise
-        _say_how_to_go_on(out, args.quantize)
+        _say_how_to_go_on(out, args)
         return _INTERRUPTED
     if outcome.stopped == "cancelled":
-        _say_how_to_go_on(out, args.quantize)
+        _say_how_to_go_on(out, args)
         return _INTERRUPTED if outcome.interrupted else 0
     return 0
 
@@ -77,8 +82,9 @@ def recipe_of(args: argparse.Namespace, out: Path) -> Recipe:
     return recipe_from(args)
 
 
-def _say_how_to_go_on(out: Path, quantize: str | None) -> None:
+def _say_how_to_go_on(out: Path, args: argparse.Namespace) -> None:
     """With what no recipe keeps and the end of the run still needs."""
-    packed = ["--quantize", quantize] if quantize else []
-    command = shlex.join(["dflash2-mlx", "train", "--out", str(out), *packed])
+    kept = [("--quantize", args.quantize), ("--decode", args.decode)]
+    further = [word for flag, value in kept if value for word in (flag, str(value))]
+    command = shlex.join(["dflash2-mlx", "train", "--out", str(out), *further])
     print(f"not finished: {command} goes on", file=sys.stderr)

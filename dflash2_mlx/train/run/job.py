@@ -22,7 +22,7 @@ from ...pairs import Pair
 from ..check.prepared import Prepared, prepare
 from ..check.room import check_room
 from ..data.dataset import Dataset
-from ..data.held_out import HeldOut, answer
+from ..data.held_out import HeldOut, answer, some_of
 from ..lanes import let_lanes_run_together, open_lanes
 from ..loop import checkpoint
 from ..loop.replay import record
@@ -45,13 +45,17 @@ ANSWER_TOKENS = 128  # of each held-out answer
 
 @dataclass(frozen=True)
 class Job:
-    """What was asked for. `out` is the run's folder; with `quantize` the export is packed, too."""
+    """What was asked for. `out` is the run's folder; with `quantize` the export is packed, too.
+
+    At the end `decode` of the held-out prompts are decoded (None: all).
+    """
 
     recipe: Recipe
     out: Path
     minutes: float | None = None
     evaluate_only: bool = False
     quantize: QuantSpec | None = None
+    decode: int | None = None
 
 
 @dataclass(frozen=True)
@@ -221,10 +225,12 @@ def by_frequency(data: Dataset) -> NDArray[np.int64]:
 
 
 def _finish(job: Job, prepared: Prepared, run: RunFolder, pair: Pair, held_out: list[HeldOut]) -> None:
+    chosen = some_of(held_out, job.decode)
     with counting("decoding with the drafter") as count:
-        line = finish(prepared, run, pair, held_out, tokens=ANSWER_TOKENS, progress=count)
+        line = finish(prepared, run, pair, chosen, tokens=ANSWER_TOKENS, progress=count)
     rate = f"{line.tokens_per_cycle:.3f} tokens per cycle{in_brackets(line.by_kind)}"
-    decoded = f"{rate} with the weights of step {line.step:,}"
+    share = f", {len(chosen)} of {len(held_out)} prompts" if len(chosen) < len(held_out) else ""
+    decoded = f"{rate} with the weights of step {line.step:,}{share}"
     report = write_run_report(prepared, run, History.open(run.history), {"decoded": decoded})
     Console(prepared.recipe.loop.steps).show(report)
     _say(f"decoded: {decoded}\ndrafter: {run.drafter}\nreport: {run.report}")
