@@ -61,7 +61,7 @@ def report(found: list[Trained], options: list[str]) -> Report:
         title="What convolution and selector bring",
         facts=machine_facts(),
         blocks=[
-            Text(text=f"Options: `{' '.join(options)}`; {len(steps)} steps each, the same texts, anchors and columns."),
+            Text(text=f"Options: {' '.join(options)}; {len(steps)} steps each, the same texts, anchors and columns."),
             Table(title="Tokens per cycle on held-out prompts", columns=["drafter", "all", *kinds], rows=rows),
             _by_position("Share of cycles that accept the draft", "accepted", found),
             _course(found),

@@ -19,7 +19,7 @@ _BETAS = (0.9, 0.95)
 
 # Two layers, warm, convolution alone, demo target, 8 conversations a step, learning rate 1e-3: cross-entropy over steps
 # 46 to 60 was 8.23 at the whole rate with one clip for all, and with a clip of its own 7.43 at a tenth, 6.57 at a
-# hundredth; without convolution 7.52 (MLX CPU on two cores of an AMD EPYC, 2026-11-30).
+# hundredth (MLX CPU on two cores of an AMD EPYC, 2026-11-30). A three-hundredth is as good: docs/log.md.
 _KERNEL_RATE = 0.01
 
 
