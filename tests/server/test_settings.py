@@ -269,10 +269,10 @@ def test_sizes_in_bytes() -> None:
 
 
 def test_folders_know_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/one")
+    monkeypatch.setenv("HOME", "/homes/one")
     found = ServerSettings(model_dir=["~/models", "/m"], download_dir="~", ssd_cache_dir="~nobody-of-that-name/x")
-    assert found.model_folders == [Path("/home/one/models"), Path("/m")]
-    assert found.download_folder == Path("/home/one")
+    assert found.model_folders == [Path("/homes/one/models"), Path("/m")]
+    assert found.download_folder == Path("/homes/one")
     assert found.ssd_cache_folder == Path("~nobody-of-that-name/x")
     assert (ServerSettings().download_folder, ServerSettings().ssd_cache_folder) == (None, None)
 

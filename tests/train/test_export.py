@@ -35,7 +35,7 @@ from tests.tiny_families import llama_untied
 SHAPE = Shape(layers=3, window=16, full_layers=1, selector_rank=8, selector_top_k=4, mask_token=3, intermediate_size=64)
 LINE = EvaluationLine(40, 2.25, {"code": 3.5, "prose": 1.5}, [0.75, 0.5])
 FACTS = CardFacts(
-    recipe=Recipe(target="/home/someone/a-target", data="/home/someone/texts", held_out="/home/someone/prompts.txt"),
+    recipe=Recipe(target="/homes/someone/a-target", data="/homes/someone/texts", held_out="/homes/someone/prompts.txt"),
     digest="0123456789ab",
     conversations=640,
     answer_tokens=12345,
